@@ -1,0 +1,30 @@
+// The block loops of one instruction set. CMakeLists.txt compiles this file once for each, with its
+// flags and its name in GC_ISA. Nothing of the standard library's templates may be instantiated here:
+// the linker keeps one copy of those, and it might be the one that this processor cannot run.
+#include "loops.h"
+
+#include "onebit.h"
+
+namespace gradcomm::GC_ISA {
+namespace {
+
+#define GC_FOR_FORMAT(loop)                                       \
+  void loop(const Args& a, i64 begin, i64 end, float* scratch) {  \
+    switch (a.format[0]) {                                        \
+      case kOneBit: loop##_blocks<OneBit>(a, begin, end, scratch); break; \
+      default: break;                                             \
+    }                                                             \
+  }
+
+GC_FOR_FORMAT(encode)
+GC_FOR_FORMAT(decode_mean)
+GC_FOR_FORMAT(reduce_encode)
+
+}  // namespace
+
+#define GC_STRING(x) #x
+#define GC_NAME(x) GC_STRING(x)
+extern const Loops loops;
+const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode};
+
+}  // namespace gradcomm::GC_ISA

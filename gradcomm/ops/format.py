@@ -1,0 +1,68 @@
+"""The wire formats: their options, and the size of their records.
+
+A payload is a run of records of one size. A record stands for ``span`` blocks of ``block`` elements:
+one block for every format but the sparse one, whose record is a whole chunk. The same table, for the
+kernels, is ``csrc/device/formats.cuh``; each format's layout, byte by byte, is in the header of its
+name beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+#: Wire and bucket types, in the order of ``WireType`` in csrc/device/format.cuh.
+FLOAT32, FLOAT16, BFLOAT16, INT8 = range(4)
+WIRE_SIZE = (4, 2, 2, 1)
+
+#: Rows of this many lanes are what every format is laid out in.
+LANES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """What one payload is made of.
+
+    ``block`` counts elements of block space; ``ints()`` is what the operators take.
+    """
+
+    family: ClassVar[int]
+    block: int
+
+    @property
+    def span(self) -> int:
+        """Blocks that one record stands for."""
+        return 1
+
+    @property
+    def record_bytes(self) -> int:
+        raise NotImplementedError
+
+    def options(self) -> list[int]:
+        return []
+
+    def ints(self) -> list[int]:
+        ints = [self.family, self.block, *self.options()]
+        return ints + [0] * (6 - len(ints))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneBitFormat(Format):
+    """csrc/device/onebit.cuh: a float32 scale and a sign bit an element."""
+
+    family: ClassVar[int] = 1
+
+    @property
+    def record_bytes(self) -> int:
+        return 4 + self.block // 8
+
+
+_FORMATS: dict[int, type[Format]] = {f.family: f for f in (OneBitFormat,)}
+
+
+def format_of(ints: list[int]) -> Format:
+    """The format that these integers describe (the inverse of ``Format.ints``)."""
+    cls = _FORMATS.get(ints[0])
+    if cls is None:
+        raise ValueError(f"gradcomm: bad format: unknown family {ints[0]}")
+    return cls(*ints[1 : 1 + len(dataclasses.fields(cls))])

@@ -1,0 +1,47 @@
+"""Block space: how the elements of a bucket are cut into blocks.
+
+The elements that one codec sends are a list of segments, one a parameter. Each segment starts a
+block of its own, so what a parameter's blocks hold does not depend on its neighbours; the last block
+of a segment may be partly empty. The same in C++ is ``csrc/device/layout.cuh``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Segments of a bucket, cut into blocks.
+
+    ``table`` is int64 ``[segments, 3]`` on the CPU: offset in the bucket, elements, first block.
+    ``numel`` counts the elements, ``blocks`` the blocks they fill.
+    """
+
+    table: torch.Tensor
+    block: int
+    numel: int
+    blocks: int
+
+    @staticmethod
+    def of(segments: Sequence[tuple[int, int]], block: int) -> Layout:
+        """From ``(offset, elements)`` of each segment, in the order in which they shall lie."""
+        rows, first = [], 0
+        for offset, numel in segments:
+            if numel < 1 or offset < 0:
+                raise ValueError(f"gradcomm: no segment has offset {offset} and {numel} elements")
+            rows.append((offset, numel, first))
+            first += -(-numel // block)
+        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+        return Layout(table, block, sum(n for _, n in segments), first)
+
+    def padded(self, parts: int) -> int:
+        """The blocks, rounded up to a multiple of ``parts``: at least one block a part."""
+        return max(1, -(-self.blocks // parts)) * parts
+
+    def places(self) -> list[tuple[int, int]]:
+        """``(first element in block space, elements)`` of each segment."""
+        return [(first * self.block, numel) for _, numel, first in self.table.tolist()]

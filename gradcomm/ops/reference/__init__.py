@@ -1,0 +1,149 @@
+"""The three operators in plain PyTorch: the oracle that every kernel is compared with, and what runs
+where there is no kernel. Clear before fast.
+
+A family is a module with two functions over a batch of records:
+
+``encode(p, kept, counts, format, key, first_element) -> (records, residual)``
+    ``p``: float32 ``[records, elements]``, zero from ``counts`` on; ``kept``: the residual of before,
+    same shape. Returns uint8 ``[records, record bytes]`` and the new residual.
+``mean(records, format) -> Tensor``
+    ``records``: uint8 ``[ranks, records, record bytes]``; returns float32 ``[records, elements]``.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..format import Format, format_of
+from . import onebit
+
+_FAMILIES: dict[int, ModuleType] = {1: onebit}
+_BUCKET_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(f"gradcomm: {message}")
+
+
+def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[list[list[int]], int]:
+    """The table as lists, checked, and the number of blocks that it needs."""
+    _check(layout.dtype == torch.int64 and layout.dim() == 2 and layout.size(1) == 3,
+           f"layout must be int64 [segments, 3], not {layout.dtype} {list(layout.shape)}")
+    rows, following = layout.tolist(), 0
+    for i, (offset, numel, first) in enumerate(rows):
+        _check(numel >= 1 and offset >= 0 and (bucket_numel is None or offset + numel <= bucket_numel),
+               f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
+               f"{bucket_numel} elements")
+        _check(first >= following, f"segment {i} of the layout begins at block {first}, inside the "
+                                   "segment before it")
+        following = first - (-numel // format.block)
+    return rows, following
+
+
+def _records(format: Format, chunk_bytes: int) -> int:
+    size = format.record_bytes
+    _check(chunk_bytes % size == 0,
+           f"a chunk of {chunk_bytes} bytes is no whole number of records of {size} bytes")
+    return chunk_bytes // size
+
+
+def _counts(rows: list[list[int]], format: Format, first_block: int, blocks: int) -> Tensor:
+    """Elements in use of each block."""
+    counts = torch.zeros(blocks, dtype=torch.int64)
+    for _, numel, first in rows:
+        index = torch.arange(first, first - (-numel // format.block))
+        used = (numel - (index - first) * format.block).clamp(max=format.block)
+        inside = (index >= first_block) & (index < first_block + blocks)
+        counts[index[inside] - first_block] = used[inside]
+    return counts
+
+
+def _encode(p: Tensor, gathered: Tensor, format: Format, residual: Tensor | None, payload: Tensor,
+            counts: Tensor, key: int, first_block: int) -> None:
+    """Blocks to records, and the residual left behind. ``gathered`` is None-like without feedback."""
+    elements = format.span * format.block
+    p = p.view(-1, elements)
+    kept = gathered.view(-1, elements)
+    counts = counts.view(-1, format.span)
+    mask = (torch.arange(format.block) < counts.unsqueeze(-1)).view(-1, elements).to(p.device)
+    records, left = _FAMILIES[format.family].encode(
+        p, kept, counts.sum(1).to(p.device), format, key, first_block * format.block)
+    records[counts.sum(1) == 0] = 0
+    payload.view(-1, format.record_bytes).copy_(records)
+    if residual is not None:
+        flat = torch.where(mask, left, 0.0).view(-1)[: residual.numel()]
+        used = (counts.view(-1, 1) > 0).expand(-1, format.block).reshape(-1)[: flat.numel()]
+        residual[: flat.numel()] = torch.where(used.to(p.device), flat, residual[: flat.numel()])
+
+
+def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor | None,
+           payload: Tensor, gain: Tensor | None, key: int) -> None:
+    """See ``schemas.py``."""
+    fmt = format_of(format)
+    _check(source.dtype in _BUCKET_DTYPES, f"source must be float32, float16 or bfloat16, not {source.dtype}")
+    rows, needed = _rows(layout, fmt, source.numel())
+    blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
+    _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
+    p = torch.zeros(blocks * fmt.block, device=source.device)
+    for offset, numel, first in rows:
+        p[first * fmt.block : first * fmt.block + numel] = source[offset : offset + numel].float()
+    if gain is not None:
+        p *= gain
+    kept = torch.zeros_like(p)
+    if residual is not None:
+        _check(residual.numel() >= needed * fmt.block,
+               f"the residual has {residual.numel()} elements; {needed} blocks of {fmt.block} need "
+               f"{needed * fmt.block}")
+        used = min(residual.numel(), kept.numel())
+        kept[:used] = residual[:used]
+        p += kept
+    _encode(p, kept, fmt, residual, payload, _counts(rows, fmt, 0, blocks), key, 0)
+
+
+def _mean(payloads: Tensor, fmt: Format) -> Tensor:
+    _check(payloads.dim() == 3 and payloads.size(0) >= 1 and payloads.dtype == torch.uint8,
+           f"payloads must be uint8 [ranks, chunks, bytes], not {payloads.dtype} {list(payloads.shape)}")
+    _records(fmt, payloads.size(2))
+    records = payloads.reshape(payloads.size(0), -1, fmt.record_bytes)
+    mean: Tensor = _FAMILIES[fmt.family].mean(records, fmt)
+    return mean.view(-1, fmt.block)
+
+
+def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
+                out: Tensor) -> None:
+    """See ``schemas.py``."""
+    fmt = format_of(format)
+    _check(out.dtype in _BUCKET_DTYPES, f"out must be float32, float16 or bfloat16, not {out.dtype}")
+    rows, _ = _rows(layout, fmt, out.numel())
+    flat = _mean(payloads, fmt).view(-1)
+    begin, end = block_begin * fmt.block, block_begin * fmt.block + flat.numel()
+    for offset, numel, first in rows:
+        low, high = max(first * fmt.block, begin), min(first * fmt.block + numel, end)
+        if low < high:
+            target = offset + low - first * fmt.block
+            out[target : target + high - low] = flat[low - begin : high - begin].to(out.dtype)
+
+
+def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
+                  residual: Tensor | None, payload: Tensor, key: int) -> None:
+    """See ``schemas.py``."""
+    fmt = format_of(format)
+    rows, _ = _rows(layout, fmt, None)
+    mean = _mean(payloads, fmt)
+    _check(payload.numel() == payloads.size(1) * payloads.size(2),
+           f"the payload has {payload.numel()} bytes; the chunk needs {payloads.size(1) * payloads.size(2)}")
+    counts = _counts(rows, fmt, block_begin, mean.size(0))
+    inside = torch.arange(fmt.block) < counts.unsqueeze(-1)
+    p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
+    kept = torch.zeros_like(p)
+    if residual is not None:
+        _check(residual.numel() >= p.numel(),
+               f"the residual has {residual.numel()} elements; {mean.size(0)} blocks of {fmt.block} "
+               f"need {p.numel()}")
+        kept.copy_(residual[: p.numel()])
+        p = p + kept
+    _encode(p, kept, fmt, residual, payload, counts, key, block_begin)

@@ -1,0 +1,45 @@
+"""The operators ``torch.ops.gradcomm.*``: schemas, fakes, and the reference as what any device has.
+
+A native library registers its kernels for a device on top (``native.py``).
+
+``encode(source, layout, format, residual, payload, gain, key)``
+    Packs a bucket. ``source``: the bucket, 1-D contiguous float32, float16 or bfloat16. ``layout``:
+    int64 ``[segments, 3]`` on the CPU: offset in the bucket, elements, first block (``layout.py``).
+    ``format``: six integers (``format.py``). ``residual``: float32 in block space, or None for no
+    error feedback. ``payload``: uint8 ``[chunks, chunk bytes]``. ``gain``: one float32, or None for 1.
+    ``key``: of the random numbers. With p = gain g + e: the payload becomes the records of p, and the
+    residual becomes p minus what they decode to; where p is not finite it stays as it is.
+
+``decode_mean(payloads, layout, format, block_begin, out)``
+    ``payloads``: uint8 ``[ranks, chunks, chunk bytes]``. Writes the mean over ranks of what they
+    decode to into the elements of ``out`` (a bucket, as above) that the blocks from ``block_begin``
+    on own; other elements stay as they are.
+
+``reduce_encode(payloads, layout, format, block_begin, residual, payload, key)``
+    What the owner of a shard does: the mean over ranks of its chunk, plus its residual, encoded into
+    ``payload`` (uint8 ``[chunk bytes]``). ``residual``: float32, its block 0 being ``block_begin``.
+
+All three raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
+dtype, layout or format, and decoders on an index outside its block.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import reference
+
+SCHEMAS = (
+    "encode(Tensor source, Tensor layout, int[] format, Tensor(a!)? residual, Tensor(b!) payload, "
+    "Tensor? gain, int key) -> ()",
+    "decode_mean(Tensor payloads, Tensor layout, int[] format, int block_begin, Tensor(a!) out) -> ()",
+    "reduce_encode(Tensor payloads, Tensor layout, int[] format, int block_begin, "
+    "Tensor(a!)? residual, Tensor(b!) payload, int key) -> ()",
+)
+
+_library = torch.library.Library("gradcomm", "DEF")
+for _schema in SCHEMAS:
+    _library.define(_schema)
+    _name = _schema.split("(")[0]
+    _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gradcomm::{_name}", lambda *args, **kwargs: None, lib=_library)
