@@ -1,0 +1,14 @@
+"""gradcomm: gradient compression for PyTorch DDP.
+
+    state = gradcomm.register(ddp, "onebit")
+"""
+
+from gradcomm.codec import Codec as Codec
+from gradcomm.codec import Dense as Dense
+from gradcomm.codec import OneBit as OneBit
+from gradcomm.handshake import DisagreementError as DisagreementError
+from gradcomm.hook import comm_hook as comm_hook
+from gradcomm.hook import register as register
+from gradcomm.lane import LaneError as LaneError
+from gradcomm.state import CommState as CommState
+from gradcomm.version import __version__ as __version__

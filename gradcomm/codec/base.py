@@ -1,0 +1,157 @@
+"""What a codec is: it turns the gradients of a part of a bucket into payloads, and back.
+
+Two kinds. A *record* codec packs every block into a record of fixed size; its payloads can be
+gathered or sharded. A *linear* codec yields tensors that may be summed across ranks; an all-reduce
+carries them. A codec knows nothing of who carries its payloads, of DDP, or of time: no collectives,
+futures or streams here.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradcomm import ops
+
+if TYPE_CHECKING:
+    from gradcomm.memory import Memory
+    from gradcomm.part import Part
+
+#: Gradient dtypes that codecs have kernels for; all others go plain.
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a codec needs beside its equations to train well unasked (see bench/accuracy).
+
+    Every field is a default of ``register``'s option of the same name.
+    """
+
+    warmup_steps: int = 0
+    clip_norm: float | None = None
+    error_feedback: bool = False
+
+
+@dataclasses.dataclass
+class Turn:
+    """One exchange of one part: what a codec may need to know of it."""
+
+    step: int
+    key: int
+    gain: Tensor | None
+    ranks: int
+    rank: int
+    memory: Memory
+    error_feedback: bool
+    scratch: Scratch
+
+
+class Scratch:
+    """Buffers that are kept from step to step. Exchanges of a lane run one after another, so all of
+    its buckets share them; they grow to the largest and are never given back."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A contiguous tensor of this shape; what it holds is left over from its last use."""
+        numel = 1
+        for n in shape:
+            numel *= n
+        found = self._buffers.get((name, dtype, device))
+        if found is None or found.numel() < numel:
+            found = torch.empty(numel, dtype=dtype, device=device)
+            self._buffers[name, dtype, device] = found
+        return found[:numel].view(shape)
+
+    def bytes(self) -> int:
+        return sum(b.numel() * b.element_size() for b in self._buffers.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec(abc.ABC):
+    """Options of one codec. Immutable, comparable, the same on every rank."""
+
+    name: ClassVar[str]
+    #: Exchanges that can carry it: any of ``reduce``, ``gather``, ``shard``.
+    exchanges: ClassVar[tuple[str, ...]]
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe()
+
+    @property
+    def block(self) -> int:
+        """Elements in a block of block space."""
+        return 1
+
+    def takes(self, shape: torch.Size, dtype: torch.dtype) -> bool:
+        """Whether a parameter of this shape and dtype can be compressed; if not, it goes plain."""
+        return dtype in KERNEL_DTYPES and shape.numel() > 0
+
+    def order(self, shapes: list[torch.Size]) -> list[int]:
+        """In which order the parameters of a part shall lie in block space."""
+        return list(range(len(shapes)))
+
+    def spec(self) -> str:
+        """The codec as a string that ``gradcomm.codec.parse`` reads: its name and its options."""
+        fields = dataclasses.fields(self)
+        options = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
+        return f"{self.name}:{options}" if options else self.name
+
+    def rounds(self, part: Part, bucket: Tensor, turn: Turn) -> Generator[Tensor, None, None]:
+        """For the reduce exchange: yields tensors, each to be summed over ranks in place before the
+        next is asked for, then writes the mean into ``bucket``."""
+        raise NotImplementedError(f"gradcomm: {self.name} has no linear payload")
+
+
+class RecordCodec(Codec):
+    """A codec whose payload is records of blocks."""
+
+    exchanges: ClassVar[tuple[str, ...]] = ("gather", "shard")
+
+    @abc.abstractmethod
+    def format(self, chunk_blocks: int, step: int) -> ops.Format:
+        """The wire format of a chunk of this many blocks at this step."""
+
+    def payload_bytes(self, numel: int, chunks: int = 1, step: int = 2**31) -> int:
+        """Bytes of the payload of one tensor of ``numel`` elements, cut into ``chunks`` chunks."""
+        layout = ops.Layout.of([(0, numel)] if numel else [], self.block)
+        chunk_blocks = layout.padded(chunks) // chunks
+        return chunks * self.chunk_bytes(chunk_blocks, step)
+
+    def chunk_bytes(self, chunk_blocks: int, step: int) -> int:
+        format = self.format(chunk_blocks, step)
+        return chunk_blocks // format.span * format.record_bytes
+
+    def encode(self, part: Part, bucket: Tensor, payload: Tensor, turn: Turn) -> None:
+        """Packs the part's elements of ``bucket`` into ``payload``, uint8 ``[chunks, chunk bytes]``;
+        with error feedback, what the payload does not hold stays in the memory's residual."""
+        format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
+        residual = turn.memory.flat("residual", part) if turn.error_feedback else None
+        ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
+
+    def decode_mean(self, part: Part, payloads: Tensor, bucket: Tensor, turn: Turn) -> None:
+        """Writes the mean over ranks of ``payloads``, uint8 ``[ranks, chunks, chunk bytes]``, into
+        the part's elements of ``bucket``."""
+        format = self.format(part.chunk_blocks(payloads.size(1)), turn.step)
+        ops.decode_mean(payloads, part.layout.table, format.ints(), 0, bucket)
+
+    def reduce_encode(self, part: Part, payloads: Tensor, payload: Tensor, turn: Turn) -> None:
+        """The owner's stage of the shard exchange: the mean of its chunk's payloads, uint8
+        ``[ranks, 1, chunk bytes]``, plus the owner's residual, packed into ``payload``."""
+        chunk_blocks = part.chunk_blocks(turn.ranks)
+        begin = turn.rank * chunk_blocks
+        format = self.format(chunk_blocks, turn.step)
+        residual = turn.memory.owner(part, begin, chunk_blocks) if turn.error_feedback else None
+        # Another key than the workers': their draws and the owner's must not be the same.
+        key = turn.key ^ 0x5DEECE66D
+        ops.reduce_encode(payloads, part.layout.table, format.ints(), begin, residual, payload, key)

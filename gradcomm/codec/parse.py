@@ -1,0 +1,48 @@
+"""Codecs by name: ``"topk:density=0.01"`` for ``TopK(density=0.01)``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from .base import Codec
+from .dense import Dense
+from .onebit import OneBit
+
+#: Name in a string → class and the options that the name stands for.
+NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
+    "none": (Dense, {}),
+    "onebit": (OneBit, {}),
+}
+
+
+def parse(text: str) -> Codec:
+    """The codec that a string names: ``name`` or ``name:option=value,option=value``.
+
+    Raises ValueError for an unknown name, an unknown option or a bad value.
+    """
+    name, _, rest = text.partition(":")
+    if name not in NAMES:
+        raise ValueError(f"gradcomm: unknown codec {name!r}; use one of {', '.join(NAMES)}")
+    cls, preset = NAMES[name]
+    known = [f.name for f in dataclasses.fields(cls)]
+    options = dict(preset)
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals or key not in known:
+            raise ValueError(
+                f"gradcomm: codec {text!r}: unknown option {item!r}; {name} takes "
+                f"{', '.join(f'{k}=…' for k in known) or 'no options'}"
+            )
+        options[key] = _value(value.strip())
+    return cls(**options)
+
+
+def _value(text: str) -> Any:
+    """A number, True, False or None where it reads as one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,52 @@
+"""The DDP side: a bucket in, a future of its mean out.
+
+No postponed annotations here: DDP reads the hook's.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradcomm import checks
+from gradcomm.codec import Codec
+from gradcomm.state import CommState
+
+
+def comm_hook(state: CommState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook for torch's own call: ``ddp.register_comm_hook(gradcomm.CommState(codec),
+    gradcomm.comm_hook)``. Ranks compare options in the first backward."""
+    return state.exchange(bucket)
+
+
+def register(
+    ddp: DistributedDataParallel,
+    codec: Codec | str,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> CommState:
+    """Compresses the gradients of a DDP model from its next backward on.
+
+    Args:
+        ddp: the model, without a communication hook so far.
+        codec: a codec, or its name, ``"onebit"`` or ``"topk:density=0.01"``, say.
+        process_group: the ranks that average; by default, and normally, DDP's own.
+        options: those of ``CommState``, all of which have defaults under which the codec trains well.
+
+    Returns the state: ``state.stats()``, ``state.state_dict()``.
+
+    Collective: every rank calls it with the same arguments. Raises TypeError or ValueError for bad
+    arguments, DisagreementError on every rank when ranks differ or one of them fails.
+    """
+    checks.ddp(ddp)
+    group = process_group if process_group is not None else ddp.process_group
+    checks.group(group)
+    state = CommState(codec, process_group=group, **options)
+    named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
+    device = next(iter(ddp.module.parameters())).device
+    checks.cpu(device)
+    state.bind(named, device, complete=True)
+    ddp.register_comm_hook(state, comm_hook)
+    return state

@@ -1,0 +1,51 @@
+"""A part of a bucket: the parameters in it that one codec sends by one exchange."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from gradcomm import ops
+from gradcomm.codec.base import Codec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slice:
+    """A parameter's place in a bucket. ``key`` is its index in the memory. ``stride`` is that of the
+    parameter: DDP lays a gradient out as its parameter is (channels_last, say)."""
+
+    key: int
+    offset: int
+    numel: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dense: bool  # non-overlapping and dense: the bucket's view has the parameter's strides
+
+    def view(self, bucket: Tensor) -> Tensor:
+        """The parameter's gradient, as a view of the bucket."""
+        if self.dense:
+            return bucket.as_strided(self.shape, self.stride, bucket.storage_offset() + self.offset)
+        return bucket.narrow(0, self.offset, self.numel).view(self.shape)
+
+
+class Part:
+    """``slices`` in the order of block space; ``whole``: they are all that the bucket holds."""
+
+    def __init__(self, codec: Codec, exchange: str, slices: list[Slice], whole: bool) -> None:
+        order = codec.order([s.shape for s in slices])
+        self.codec = codec
+        self.exchange = exchange
+        self.slices = [slices[i] for i in order if slices[i].numel > 0]
+        self.whole = whole
+        self.layout = ops.Layout.of([(s.offset, s.numel) for s in self.slices], codec.block)
+        self.keys = tuple(s.key for s in self.slices)
+        self.numel = self.layout.numel
+
+    def chunk_blocks(self, chunks: int) -> int:
+        """Blocks of each of ``chunks`` equal chunks; the last ones may hold padding only."""
+        return self.layout.padded(chunks) // chunks
+
+    def views(self, bucket: Tensor) -> list[Tensor]:
+        return [s.view(bucket) for s in self.slices]

@@ -1,0 +1,360 @@
+"""The state of the hook: options, parameters, memory, lane; what the user saves and reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradcomm import checks
+from gradcomm.clip import Clip
+from gradcomm.codec import Codec, parse
+from gradcomm.codec.base import Scratch, Turn
+from gradcomm.exchange import EXCHANGES, choose
+from gradcomm.handshake import agree
+from gradcomm.lane import Lane
+from gradcomm.memory import Memory
+from gradcomm.part import Part, Slice
+from gradcomm.plan import MIN_NUMEL, Parameter, Plan, PlainRule
+from gradcomm.random import key_of
+from gradcomm.stats import Meter, Traffic
+from gradcomm.transport.group import GroupTransport, own_group
+from gradcomm.verify import compare_ranks
+from gradcomm.version import __version__
+
+logger = logging.getLogger("gradcomm")
+
+_Recipe = Literal["recipe"]
+
+
+class CommState:
+    """What ``comm_hook`` needs: codec, options, memory and lane. One for each DDP model.
+
+    Args:
+        codec: a codec, or its name, ``"topk:density=0.01"``, say.
+        process_group: the ranks that average; by default all. Must be the group that DDP uses.
+        warmup_steps: so many first steps are exchanged plain.
+        plain: parameters that always go plain, besides all of fewer than two dimensions and all
+            smaller than ``min_numel``: parameters, their names or ``fnmatch`` patterns, or a
+            predicate on (name, parameter).
+        min_numel: parameters with fewer elements go plain.
+        clip_norm: each rank's gradient is clipped to this norm before the memory sees it
+            (``gradcomm.clip``); drop a clip of your own after backward. None: no clipping.
+        error_feedback: whether what was not sent is remembered and added the next time.
+        exchange: ``"reduce"``, ``"gather"`` or ``"shard"``; by default chosen by codec and ranks.
+        seed: of all random numbers; the same on every rank.
+        measure_every: every so many steps the exact mean is exchanged too, to measure the compression
+            error that ``stats()`` reports. 0: never, since it costs a plain exchange.
+        verify: compares the result's hash across ranks after every bucket (slow; for debugging).
+
+    ``"recipe"``, the default of three options, is what the codec's docstring recommends.
+
+    Raises ValueError for a bad codec or option.
+    """
+
+    def __init__(
+        self,
+        codec: Codec | str,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        warmup_steps: int | _Recipe = "recipe",
+        plain: PlainRule = None,
+        min_numel: int = MIN_NUMEL,
+        clip_norm: float | None | _Recipe = "recipe",
+        error_feedback: bool | _Recipe = "recipe",
+        exchange: str | None = None,
+        seed: int = 0,
+        measure_every: int = 0,
+        verify: bool = False,
+    ) -> None:
+        self.codec = parse(codec) if isinstance(codec, str) else checks.codec(codec)
+        recipe = self.codec.recipe
+        self.warmup_steps = recipe.warmup_steps if warmup_steps == "recipe" else warmup_steps
+        self.clip_norm = recipe.clip_norm if clip_norm == "recipe" else clip_norm
+        self.error_feedback = recipe.error_feedback if error_feedback == "recipe" else error_feedback
+        self.seed, self.measure_every, self.verify = seed, measure_every, verify
+        checks.options(self.warmup_steps, self.clip_norm, self.error_feedback, min_numel, measure_every)
+        self._plain_rule, self._min_numel, self._exchange = plain, min_numel, exchange
+        if exchange is not None:
+            choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
+        self._group = process_group
+        self._parameters: dict[int, Parameter] = {}  # by id of the tensor
+        self._bound = False
+        self._step = 0
+        self._seen: set[int] = set()
+        self._graph_task = -1
+        self._buckets: dict[tuple[int, ...], tuple[list[Part], list[Part]]] = {}
+        self._pending_state: dict[str, Any] | None = None
+
+    # ---- set-up -----------------------------------------------------------------------------
+
+    def bind(self, named: list[tuple[str, Tensor]], device: torch.device, complete: bool) -> None:
+        """Makes the lane and compares with the other ranks. Collective over the group.
+
+        ``named``: the parameters, all of them if ``complete``. Raises DisagreementError on every rank
+        when ranks differ, or when one of them has an error.
+        """
+        group = self._group if self._group is not None else dist.group.WORLD
+        assert group is not None
+        error: Exception | None = None
+        self._own_group = own_group(group, device)
+        self._transport = GroupTransport(self._own_group, device)
+        ranks = self._transport.size
+        self._meter = Meter()
+        self._memory = Memory(ranks)
+        self._scratch = Scratch()
+        self._clip = Clip(self.clip_norm) if self.clip_norm is not None else None
+        chosen = choose(self.codec, ranks, self._exchange)
+        self._plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
+        try:
+            for name, tensor in named:
+                self._add(name, tensor)
+            if complete:
+                self._plan.check_used()
+        except Exception as problem:
+            error = problem
+        mine = {
+            "error": None if error is None else str(error),
+            "version": __version__,
+            "codec": self.codec.spec(),
+            "warmup_steps": self.warmup_steps,
+            "clip_norm": self.clip_norm,
+            "error_feedback": self.error_feedback,
+            "exchange": chosen,
+            "seed": self.seed,
+            "measure_every": self.measure_every,
+            "verify": self.verify,
+            "parameters (name, shape, dtype, plain)": [
+                (p.name, tuple(p.tensor.shape), str(p.tensor.dtype), p.plain)
+                for p in self._parameters.values()
+            ],
+        }
+        try:
+            agree(self._transport, mine)
+        except Exception as disagreement:
+            raise (error or disagreement) from (disagreement if error else None)
+        self._lane = Lane()
+        self._bound = True
+        if self._transport.rank == 0:
+            logger.info("gradcomm: %s", self.describe())
+        if self._pending_state is not None:
+            self._take_state(self._pending_state)
+
+    def describe(self) -> str:
+        """The recipe in one line."""
+        plain = [p for p in self._parameters.values() if p.plain]
+        total = sum(p.tensor.numel() for p in self._parameters.values())
+        share = sum(p.tensor.numel() for p in plain) / max(1, total)
+        return (
+            f"{self.codec.spec()} by {self._plan.exchange} among {self._transport.size} ranks; "
+            f"first {self.warmup_steps} steps plain; {len(plain)} of {len(self._parameters)} parameters "
+            f"({share:.1%} of elements) always plain; local clip "
+            f"{'off' if self.clip_norm is None else self.clip_norm}; error feedback "
+            f"{'on' if self.error_feedback else 'off'}"
+        )
+
+    def _add(self, name: str, tensor: Tensor) -> Parameter:
+        found = self._parameters.get(id(tensor))
+        if found is None:
+            plain = self._plan.is_plain(name, tensor)
+            found = Parameter(len(self._parameters), name, tensor, plain)
+            self._parameters[id(tensor)] = found
+        return found
+
+    # ---- each bucket ------------------------------------------------------------------------
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Hands a bucket to the lane; the future completes with its mean over ranks, in place."""
+        buffer, params = bucket.buffer(), bucket.parameters()
+        if not self._bound:
+            checks.cpu(buffer.device)
+            self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], buffer.device, False)
+        for p in params:
+            if id(p) not in self._parameters:
+                self._add(f"parameter {len(self._parameters)}", p)
+        keys = tuple(self._parameters[id(p)].key for p in params)
+        self._begin(keys)
+        compressed, dense = self._parts(keys, buffer, params)
+        warm = self._step < self.warmup_steps
+        parts = dense if warm else compressed
+        step, index = self._step, bucket.index()
+
+        def job() -> None:
+            self._run(parts, keys, buffer, step)
+
+        return self._lane.submit(job, buffer, f"step {step}, bucket {index}")
+
+    def _begin(self, keys: tuple[int, ...]) -> None:
+        """A parameter that comes a second time begins a new step. Buckets' indices would not do: with
+        ``static_graph`` they are all 0 in the first step."""
+        if not self._seen.isdisjoint(keys):
+            self._step += 1
+            self._seen.clear()
+        self._seen.update(keys)
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            if task != -1:
+                # Runs in the thread that called backward, before DDP's own: raises there what the
+                # lane ran into, with its traceback.
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        start = time.perf_counter()
+        self._graph_task = -1
+        self._lane.drain()
+        self._meter.waited += time.perf_counter() - start
+
+    def _parts(
+        self, keys: tuple[int, ...], buffer: Tensor, params: list[Tensor]
+    ) -> tuple[list[Part], list[Part]]:
+        """The parts of a bucket, and the one plain part of it for steps of warm-up."""
+        found = self._buckets.get(keys)
+        if found is not None:
+            return found
+        stale = [old for old in self._buckets if not set(old).isdisjoint(keys)]
+        if stale:
+            self._lane.drain()  # what runs there may still write to the old layout
+        for old in stale:
+            for part in self._buckets.pop(old)[0]:
+                self._memory.drop(part)
+            if self._clip is not None:
+                self._clip.forget(old)
+        slices, offset = [], 0
+        for key, p in zip(keys, params, strict=True):
+            slices.append(Slice(key, offset, p.numel(), p.shape, p.stride(), _dense(p)))
+            offset += p.numel()
+        plan = self._plan
+        whole = [Part(plan.dense, "reduce", slices, whole=True)]
+        by_key = {p.key: p for p in self._parameters.values()}
+        plain = [by_key[k].plain for k in keys]
+        if buffer.is_sparse or buffer.numel() != offset or not self.codec.takes(buffer.shape, buffer.dtype):
+            made = (whole, whole)
+        else:
+            made = (plan.parts(slices, plain), whole)
+        self._buckets[keys] = made
+        return made
+
+    def _run(self, parts: list[Part], keys: tuple[int, ...], buffer: Tensor, step: int) -> None:
+        """In the lane: the exchanges of one bucket."""
+        meter, transport = self._meter, self._transport
+        ranks = transport.size
+        exact = None
+        if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
+            exact = buffer / ranks
+            uncounted, transport.traffic = transport.traffic, Traffic()
+            transport.all_reduce(exact)
+            transport.traffic = uncounted
+        gain = None
+        if self._clip is not None and not buffer.is_sparse and buffer.is_floating_point():
+            with meter.clock("encode"):
+                gain = self._clip.gain(keys, buffer)
+        for part in parts:
+            stage = part.keys[0] if part.keys else 0
+            turn = Turn(
+                step=step,
+                key=key_of(self.seed, step, transport.rank, stage),
+                gain=gain,
+                ranks=ranks,
+                rank=transport.rank,
+                memory=self._memory,
+                error_feedback=self.error_feedback,
+                scratch=self._scratch,
+            )
+            before = transport.traffic.sent
+            EXCHANGES[part.exchange](part, buffer, turn, transport, meter.clock)
+            meter.count(part.codec.name, part.numel, buffer.element_size(), ranks,
+                        transport.traffic.sent - before)
+        if exact is not None:
+            norm = torch.linalg.vector_norm
+            meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
+        if self.verify:
+            compare_ranks(transport, buffer)
+
+    # ---- what the user sees -----------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps begun so far: backward passes that synchronized."""
+        return self._step + bool(self._seen)
+
+    def stats(self) -> dict[str, Any]:
+        """What was measured since registering.
+
+        ``steps``; ``bytes_sent``, ``bytes_received`` by this rank, as the transport was given them;
+        ``bytes_plain``, what an all-reduce of the gradients would have sent; ``ratio`` of the two;
+        ``encode_ms``, ``wire_ms``, ``decode_ms``: means a step, in the lane, mostly hidden behind
+        backward; ``wait_ms``: what backward waited for the lane; ``sent_by_codec``,
+        ``elements_by_codec``: totals; ``compression_error``: mean of the relative errors sampled
+        (``measure_every``), else None; ``residual_norm`` (computed now), ``memory_bytes`` (residuals),
+        ``scratch_bytes`` (payloads).
+        """
+        if not self._bound:
+            return Meter().report(0, Traffic())
+        self._lane.drain()
+        report = self._meter.report(self.step, self._transport.traffic)
+        report["residual_norm"] = self._memory.norm()
+        report["memory_bytes"] = self._memory.bytes()
+        report["scratch_bytes"] = self._scratch.bytes()
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals and step count, by parameter name; tensors are copies.
+
+        Each rank saves its own. Resume with the same codec and the same number of ranks.
+        """
+        checks.bound(self._bound, "state_dict")
+        self._lane.drain()
+        names = {p.key: p.name for p in self._parameters.values()}
+        return {
+            "version": __version__,
+            "codec": self.codec.spec(),
+            "rank": self._transport.rank,
+            "ranks": self._transport.size,
+            "step": self.step,
+            "memory": self._memory.state(names),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what ``state_dict`` of the same rank returned.
+
+        Raises ValueError when it is of another codec, rank, number of ranks or model. Before the
+        first step of a state that was not made by ``register`` it is checked in that step.
+        """
+        if self._bound:
+            self._lane.drain()
+            self._take_state(state)
+        else:
+            self._pending_state = state
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        keys = {p.name: p.key for p in self._parameters.values()}
+        sizes = {p.name: p.tensor.numel() for p in self._parameters.values()}
+        checks.state(state, self.codec.spec(), self._transport.rank, self._transport.size, sizes)
+        self._pending_state = None
+        self._buckets.clear()
+        self._memory.load(state["memory"], keys)
+        self._step, self._seen = state["step"], set()
+
+    def close(self) -> None:
+        """Ends the lane's thread and its process group. The hook cannot be called after it."""
+        if self._bound:
+            self._lane.close()
+            dist.destroy_process_group(self._own_group)
+            self._bound = False
+
+
+def _dense(p: Tensor) -> bool:
+    """Whether DDP gives the bucket's view of this parameter the parameter's own strides."""
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(p.stride(), p.shape, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+

@@ -1,0 +1,86 @@
+"""A torch process group as transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradcomm.stats import Traffic
+
+
+class GroupTransport:
+    """Blocking collectives over a process group.
+
+    On Gloo an all-gather is sends and receives straight between every two ranks: two to three times
+    as fast as Gloo's own, which passes everything around a ring.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.traffic = Traffic()
+        self._direct = backend_name(group, device) == "gloo"
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.group)
+        # A ring (and a halving-doubling tree) sends (P - 1) / P of the tensor twice.
+        data = tensor._values() if tensor.is_sparse else tensor
+        moved = 2 * data.numel() * data.element_size() * (self.size - 1) // self.size
+        self.traffic.add(moved, moved)
+
+    def all_gather(self, rows: Tensor) -> None:
+        others = self.size - 1
+        mine = rows[self.rank]
+        if others and self._direct:
+            peers = [(self.rank + d) % self.size for d in range(1, self.size)]
+            work = [dist.irecv(rows[p], group=self.group, group_src=p) for p in reversed(peers)]
+            work += [dist.isend(mine, group=self.group, group_dst=p) for p in peers]
+            for w in work:
+                if w is not None:
+                    w.wait()
+        elif others:
+            dist.all_gather_into_tensor(rows.view(-1), mine.reshape(-1), group=self.group)
+        moved = others * mine.numel() * mine.element_size()
+        self.traffic.add(moved, moved)
+
+    def all_to_all(self, out: Tensor, rows: Tensor) -> None:
+        if self.size > 1:
+            dist.all_to_all_single(out.view(-1), rows.view(-1), group=self.group)
+        else:
+            out.view(-1).copy_(rows.view(-1))
+        moved = rows.numel() // self.size * (self.size - 1) * rows.element_size()
+        self.traffic.add(moved, moved)
+
+    def all_gather_object(self, item: Any) -> list[Any]:
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.group)
+        return items
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend that a group uses for this device: ``gloo``, ``nccl``, …"""
+    return str(group._get_backend(device).name())
+
+
+def own_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """A new group of the same ranks, backend and timeout. Collective over ``group``.
+
+    A lane needs one: its collectives run in its own order, beside those that DDP and the user issue.
+    """
+    backend = group._get_backend(device)
+    ranks = dist.get_process_group_ranks(group)
+    options = getattr(backend, "options", None)
+    made = dist.new_group(
+        ranks,
+        timeout=getattr(options, "_timeout", None),
+        backend=str(backend.name()),
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+        group_desc="gradcomm",
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
