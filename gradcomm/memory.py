@@ -51,6 +51,10 @@ class Memory:
         self.adopt(slot, part, flat, layout.places())
         return flat
 
+    def flat_or_none(self, slot: str, part: Part) -> Tensor | None:
+        """The slot's flat tensor, where the part has one already."""
+        return self._flat.get((slot, part))
+
     def adopt(self, slot: str, part: Part, flat: Tensor, places: list[tuple[int, int]]) -> None:
         """Makes ``flat`` the storage of a slot: ``places`` are each parameter's first element and
         element count in it. What the parameters held before is copied in."""

@@ -5,4 +5,5 @@ from .base import Recipe as Recipe
 from .base import RecordCodec as RecordCodec
 from .dense import Dense as Dense
 from .onebit import OneBit as OneBit
+from .powersgd import PowerSGD as PowerSGD
 from .parse import parse as parse

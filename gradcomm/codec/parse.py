@@ -9,11 +9,13 @@ from typing import Any
 from .base import Codec
 from .dense import Dense
 from .onebit import OneBit
+from .powersgd import PowerSGD
 
 #: Name in a string → class and the options that the name stands for.
 NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
     "none": (Dense, {}),
     "onebit": (OneBit, {}),
+    "powersgd": (PowerSGD, {}),
 }
 
 

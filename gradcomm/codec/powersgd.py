@@ -1,0 +1,228 @@
+"""PowerSGD: low-rank approximation by one step of subspace iteration.
+
+Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, algorithms 1 and 2:
+
+    M = g + e, as a matrix;  P <- sum of M Q;  P^ <- orthogonalize(P);  Q <- mean of M^T P^
+    the mean's approximation is P^ Q^T;  e <- M - P^ Qi^T with this rank's own Qi = M^T P^
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradcomm.random import key_of
+
+from .base import Codec, Recipe, Turn
+from .check import require
+
+if TYPE_CHECKING:
+    from gradcomm.part import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Matrices of one shape, side by side: ``count`` of them, ``[n, m]`` each."""
+
+    count: int
+    n: int
+    m: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerSGD(Codec):
+    """A rank-``rank`` approximation of every matrix: ``rank * (n + m)`` floats for ``n * m``.
+
+    A parameter of shape ``[n, …]`` is taken as a matrix of n rows. Those for which the factors are not
+    smaller by ``min_compression_rate`` go plain. ``start_step``: so many first steps are plain (the
+    recipe's ``warmup_steps``). ``warm_start``: each step begins with the last step's Q, which makes
+    the steps together an iteration to the dominant subspace; without it Q is drawn anew each step.
+
+    Memory: one float32 an element for the residual, and the factors. Linear: an all-reduce carries it,
+    so it is as good among many ranks as among two. Safe under SGD with momentum and under Adam; large
+    matrices gain the most. The orthogonalization is a Cholesky QR, done twice, in float64.
+    """
+
+    name = "powersgd"
+    exchanges = ("reduce",)
+    rank: int = 4
+    min_compression_rate: float = 2.0
+    start_step: int = 50
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.rank, int) and self.rank >= 1,
+            f"powersgd: rank={self.rank!r}; use an integer that is 1 or more",
+        )
+        require(
+            self.min_compression_rate > 0,
+            f"powersgd: min_compression_rate={self.min_compression_rate!r}; use a positive number",
+        )
+        require(
+            isinstance(self.start_step, int) and self.start_step >= 0,
+            f"powersgd: start_step={self.start_step!r}; use an integer that is 0 or more",
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(warmup_steps=self.start_step, error_feedback=True)
+
+    def takes(self, shape: torch.Size, dtype: torch.dtype) -> bool:
+        if not super().takes(shape, dtype):
+            return False
+        if len(shape) < 2:
+            return len(shape) == 1 and shape[0] > 0  # a bucket
+        n, m = shape[0], shape.numel() // shape[0]
+        return n * m >= self.min_compression_rate * min(self.rank, n, m) * (n + m)
+
+    def order(self, shapes: list[torch.Size]) -> list[int]:
+        """Same-shape matrices beside one another, so that a view batches them."""
+        return sorted(range(len(shapes)), key=lambda i: _matrix(shapes[i]))
+
+    def payload_numel(self, shape: torch.Size) -> int:
+        """float32 numbers that are summed over ranks for a parameter of this shape."""
+        n, m = _matrix(shape)
+        return min(self.rank, n, m) * (n + m)
+
+    def rounds(self, part: Part, bucket: Tensor, turn: Turn) -> Generator[Tensor, None, None]:
+        groups = _groups(part)
+        ranks_of = [min(self.rank, g.n, g.m) for g in groups]
+        sizes = [g.count * g.n * g.m for g in groups]
+        q_sizes = [g.count * g.m * r for g, r in zip(groups, ranks_of, strict=True)]
+        p_sizes = [g.count * g.n * r for g, r in zip(groups, ranks_of, strict=True)]
+        device = bucket.device
+
+        # M = g + e, in the residual's own memory.
+        if turn.error_feedback:
+            flat = turn.memory.flat("residual", part, device)
+        else:
+            flat = turn.scratch.get("matrices", (sum(sizes),), torch.float32, device).zero_()
+        views = part.views(bucket)
+        self._add_gradient(part, flat, views, turn.gain)
+        ms = [f.view(g.count, g.n, g.m) for f, g in zip(flat.split(sizes), groups, strict=True)]
+
+        q_old = self._q(part, turn, groups, ranks_of, device)
+        qs = [
+            f.view(g.count, g.m, r)
+            for f, g, r in zip(q_old.split(q_sizes), groups, ranks_of, strict=True)
+        ]
+        p_flat = turn.scratch.get("p", (sum(p_sizes),), torch.float32, device)
+        ps = [
+            f.view(g.count, g.n, r)
+            for f, g, r in zip(p_flat.split(p_sizes), groups, ranks_of, strict=True)
+        ]
+        for m, q, p in zip(ms, qs, ps, strict=True):
+            torch.bmm(m, q, out=p)
+        yield p_flat
+
+        # A matrix that is not finite on any rank is not finite here, on every rank.
+        finite = [torch.isfinite(p).flatten(1).all(1) for p in ps]
+        q_flat = turn.scratch.get("q", (sum(q_sizes),), torch.float32, device)
+        q_news = [
+            f.view(g.count, g.m, r)
+            for f, g, r in zip(q_flat.split(q_sizes), groups, ranks_of, strict=True)
+        ]
+        for m, p, q, ok in zip(ms, ps, q_news, finite, strict=True):
+            p.copy_(orthogonalize(torch.where(ok.view(-1, 1, 1), p, 0.0)))
+            torch.bmm(m.transpose(1, 2), p, out=q)
+            if turn.error_feedback:
+                m.baddbmm_(p, q.transpose(1, 2), alpha=-1)
+            q.masked_fill_(~ok.view(-1, 1, 1), float("nan"))
+        if turn.error_feedback:
+            self._restore(part, flat, views, turn.gain, torch.cat(finite))
+        yield q_flat
+
+        q_flat.div_(turn.ranks)
+        approximations = []
+        for p, q, old in zip(ps, q_news, qs, strict=True):
+            approximations += [(p[i], q[i]) for i in range(p.size(0))]
+            # A column that vanished or is not finite would stay so for ever: keep the last good one.
+            norm = torch.linalg.vector_norm(q, dim=1)
+            good = torch.isfinite(norm) & (norm > 1e-6 * norm.amax(1, keepdim=True))
+            old.copy_(torch.where(good.unsqueeze(1), q, old))
+        for view, (p, q) in zip(views, approximations, strict=True):
+            if view.is_contiguous() and view.dtype == torch.float32:
+                torch.mm(p, q.t(), out=view.view(p.size(0), q.size(0)))
+            else:
+                view.copy_((p @ q.t()).view(view.shape))
+
+    def _add_gradient(
+        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, sign: float = 1.0
+    ) -> None:
+        for (first, numel), view in zip(part.layout.places(), views, strict=True):
+            m = flat[first : first + numel].view(view.shape)
+            if gain is None:
+                m.add_(view, alpha=sign)
+            else:
+                m.addcmul_(view.float(), gain, value=sign)
+
+    def _restore(
+        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, finite: Tensor
+    ) -> None:
+        """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
+        if bool(finite.all()):
+            return
+        for i, (first, numel) in enumerate(part.layout.places()):
+            if not bool(finite[i]):
+                m = flat[first : first + numel].view(views[i].shape)
+                g = views[i].float() if gain is None else views[i].float() * gain
+                m.sub_(g).nan_to_num_(0.0, 0.0, 0.0)
+
+    def _q(
+        self, part: Part, turn: Turn, groups: list[_Group], ranks_of: list[int], device: torch.device
+    ) -> Tensor:
+        """All Q of a part, by parameter in the memory; the same on every rank."""
+        numels = [
+            g.m * r for g, r in zip(groups, ranks_of, strict=True) for _ in range(g.count)
+        ]
+        firsts = itertools.accumulate(numels[:-1], initial=0)
+        places = list(zip(firsts, numels, strict=True))
+
+        def draw(key: int, numel: int, step: int) -> Tensor:
+            generator = torch.Generator().manual_seed(key_of(key, numel, step))
+            return torch.randn(numel, generator=generator).to(device)
+
+        flat = turn.memory.flat_or_none("q", part)
+        if flat is None:
+            flat = torch.cat(
+                [draw(k, numel, 0) for k, (_, numel) in zip(part.keys, places, strict=True)]
+            )
+            turn.memory.adopt("q", part, flat, places)
+        elif not self.warm_start:
+            for k, (first, numel) in zip(part.keys, places, strict=True):
+                flat[first : first + numel] = draw(k, numel, turn.step)
+        return flat
+
+
+def orthogonalize(p: Tensor) -> Tensor:
+    """Orthonormal columns that span those of ``p``, ``[batch, n, r]``, in its dtype.
+
+    Cholesky QR twice (Yamamoto et al. 2015), in float64, of unit columns, the Gram matrix shifted. A
+    column that depends on those before it comes out as zero, nearly: made a unit vector again it would
+    count their direction twice. A zero column stays zero. No branch depends on the data, so a GPU
+    never waits.
+    """
+    x = p.double()
+    eye = torch.eye(p.size(2), dtype=torch.float64, device=p.device)
+    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    x = torch.where(norm > 0, x / norm, 0.0)
+    for _ in range(2):
+        factor, _ = torch.linalg.cholesky_ex(x.transpose(1, 2) @ x + 1e-12 * eye)
+        x = torch.linalg.solve_triangular(factor.transpose(1, 2), x, upper=True, left=False)
+    return x.to(p.dtype)
+
+
+def _matrix(shape: torch.Size) -> tuple[int, int]:
+    return shape[0], shape.numel() // shape[0]
+
+
+def _groups(part: Part) -> list[_Group]:
+    shapes = (_matrix(s.shape) for s in part.slices)
+    return [_Group(len(list(same)), *shape) for shape, same in itertools.groupby(shapes)]
