@@ -23,7 +23,7 @@ def agree(transport: Transport, mine: dict[str, Any]) -> None:
             raise DisagreementError(f"gradcomm: rank {rank} cannot register: {theirs['error']}")
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
-        for field in first.keys() | theirs.keys():
+        for field in dict.fromkeys([*first, *theirs]):
             if first.get(field) != theirs.get(field):
                 raise DisagreementError(
                     f"gradcomm: rank {rank} and rank 0 disagree on {field}: "

@@ -256,7 +256,7 @@ class CommState:
         for part in parts:
             stage = part.keys[0] if part.keys else 0
             turn = Turn(
-                step=step,
+                step=max(0, step - self.warmup_steps),
                 key=key_of(self.seed, step, transport.rank, stage),
                 gain=gain,
                 ranks=ranks,

@@ -40,7 +40,11 @@ class Recipe:
 
 @dataclasses.dataclass
 class Turn:
-    """One exchange of one part: what a codec may need to know of it."""
+    """One exchange of one part: what a codec may need to know of it.
+
+    ``step`` counts from the first step that was compressed. ``key``: of this rank's random numbers.
+    ``gain``: one float32 to multiply the gradient by, or None.
+    """
 
     step: int
     key: int

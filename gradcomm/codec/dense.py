@@ -30,12 +30,12 @@ class Dense(Codec):
             for view in part.views(bucket):
                 view.mul_(turn.gain.to(bucket.dtype))
         if part.whole:
-            # Divided before the sum, as DDP does: it cannot overflow where the gradients do not.
-            yield bucket.div_(turn.ranks)
+            # Before the sum, and as a product, as DDP does it: the same bits, and no overflow.
+            yield bucket.mul_(1.0 / turn.ranks)
             return
         packed = turn.scratch.get("plain", (part.numel,), bucket.dtype, bucket.device)
         views = part.views(bucket)
         torch.cat([v.flatten() for v in views], out=packed)
-        yield packed.div_(turn.ranks)
+        yield packed.mul_(1.0 / turn.ranks)
         for view, mean in zip(views, packed.split([v.numel() for v in views]), strict=True):
             view.copy_(mean.view_as(view))
