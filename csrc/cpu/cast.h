@@ -15,18 +15,20 @@ struct Cast {
     else return load<f32x16>(from);
   }
 
-  // Stores a row and returns what it decodes to.
-  static f32x16 store_wire(u8* to, f32x16 x) {
-    if constexpr (Wire == kFloat32) {
-      store(to, x);
-      return x;
+  // Stores a row and returns what it decodes to. The halves stay in wide lanes on the way: g++ 12 takes
+  // a narrowing that is widened again apart, lane by lane.
+  static f32x16 store_wire(u8* to, u32x16 b) {
+    if constexpr (Wire == kFloat16) {
+      const u32x16 half = gradcomm::f16_bits<f32x16>(b);
+      store(to, convert<u16x16>(half));
+      return float_of(gradcomm::f32_bits_of_f16<f32x16>(half));
+    } else if constexpr (Wire == kBFloat16) {
+      const u32x16 half = gradcomm::bf16_bits(b);
+      store(to, convert<u16x16>(half));
+      return float_of(half << 16);
     } else {
-      u16x16 half;
-      if constexpr (Wire == kFloat16) half = f16_of_float(x);
-      else half = bf16_of_float(x);
-      store(to, half);
-      if constexpr (Wire == kFloat16) return float_of_f16(half);
-      else return float_of_bf16(half);
+      store(to, b);
+      return float_of(b);
     }
   }
 
@@ -40,8 +42,8 @@ struct Cast {
         x = x + old;
       }
       const u32x16 b = bits_of(x);
-      const f32x16 sent =
-          store_wire(record + i * wire_size(Wire), float_of(cast::sendable(b, cast::largest(Wire))));
+      const u32x16 send = cast::sendable(b, cast::largest(Wire));
+      const f32x16 sent = store_wire(record + i * wire_size(Wire), send);
       if constexpr (Feedback) store(e + i, (b & kMagnitude) < kInfinity ? x - sent : old);
     }
   }

@@ -30,9 +30,16 @@ GC_INLINE void store(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
 }
 
+// Lane by lane. Between widths as a loop, which g++ 12 vectorizes; its builtin it takes apart.
 template <class V, class W>
 GC_INLINE V convert(W w) {
-  return __builtin_convertvector(w, V);
+  if constexpr (sizeof(V) == sizeof(W)) {
+    return __builtin_convertvector(w, V);
+  } else {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v[i] = w[i];
+    return v;
+  }
 }
 
 GC_INLINE u32x16 bits_of(f32x16 x) { return (u32x16)x; }
