@@ -24,10 +24,14 @@ inline const float* read_block(const Args& a, BlockRange r, float* buffer) {
     std::memcpy(buffer, source, r.count * sizeof(float));
   } else {
     const u16* source = static_cast<const u16*>(a.source) + r.offset;
-    if (a.dtype == kFloat16)
-      for (i64 i = 0; i < r.count; ++i) buffer[i] = gradcomm::float_of_f16(source[i]);
-    else
-      for (i64 i = 0; i < r.count; ++i) buffer[i] = gradcomm::float_of_bf16(source[i]);
+    const i64 whole = r.count / kLanes * kLanes;
+    if (a.dtype == kFloat16) {
+      for (i64 i = 0; i < whole; i += kLanes) store(buffer + i, float_of_f16(load<u16x16>(source + i)));
+      for (i64 i = whole; i < r.count; ++i) buffer[i] = gradcomm::float_of_f16(source[i]);
+    } else {
+      for (i64 i = 0; i < whole; i += kLanes) store(buffer + i, float_of_bf16(load<u16x16>(source + i)));
+      for (i64 i = whole; i < r.count; ++i) buffer[i] = gradcomm::float_of_bf16(source[i]);
+    }
   }
   if (r.count < a.block) std::memset(buffer + r.count, 0, (a.block - r.count) * sizeof(float));
   return buffer;
@@ -43,10 +47,14 @@ inline void write_block(const Args& a, BlockRange r, const float* buffer) {
     return;
   }
   u16* out = static_cast<u16*>(a.out) + r.offset;
-  if (a.dtype == kFloat16)
-    for (i64 i = 0; i < r.count; ++i) out[i] = gradcomm::f16_of_float(buffer[i]);
-  else
-    for (i64 i = 0; i < r.count; ++i) out[i] = gradcomm::bf16_of_float(buffer[i]);
+  const i64 whole = r.count / kLanes * kLanes;
+  if (a.dtype == kFloat16) {
+    for (i64 i = 0; i < whole; i += kLanes) store(out + i, f16_of_float(load<f32x16>(buffer + i)));
+    for (i64 i = whole; i < r.count; ++i) out[i] = gradcomm::f16_of_float(buffer[i]);
+  } else {
+    for (i64 i = 0; i < whole; i += kLanes) store(out + i, bf16_of_float(load<f32x16>(buffer + i)));
+    for (i64 i = whole; i < r.count; ++i) out[i] = gradcomm::bf16_of_float(buffer[i]);
+  }
 }
 
 // Walks the layout block by block.

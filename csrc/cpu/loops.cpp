@@ -3,17 +3,27 @@
 // the linker keeps one copy of those, and it might be the one that this processor cannot run.
 #include "loops.h"
 
+#include "cast.h"
 #include "onebit.h"
+#include "quantize.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
 
-#define GC_FOR_FORMAT(loop)                                       \
-  void loop(const Args& a, i64 begin, i64 end, float* scratch) {  \
-    switch (a.format[0]) {                                        \
-      case kOneBit: loop##_blocks<OneBit>(a, begin, end, scratch); break; \
-      default: break;                                             \
-    }                                                             \
+// Calls loop.operator()<Format>() with the struct of the format in `a`.
+template <class Loop>
+void with_format(const Args& a, Loop&& loop) {
+  switch (a.format[0]) {
+    case kCast: return with_cast(a, loop);
+    case kOneBit: return loop.template operator()<OneBit>();
+    case kQuantize: return with_quantize(a, loop);
+    default: return;
+  }
+}
+
+#define GC_FOR_FORMAT(loop)                                                                 \
+  void loop(const Args& a, i64 begin, i64 end, float* scratch) {                            \
+    with_format(a, [&]<class Format>() { loop##_blocks<Format>(a, begin, end, scratch); }); \
   }
 
 GC_FOR_FORMAT(encode)

@@ -30,9 +30,16 @@ GC_INLINE void store(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
 }
 
+// Lane by lane. Between widths as a loop, which g++ 12 vectorizes; its builtin it takes apart.
 template <class V, class W>
 GC_INLINE V convert(W w) {
-  return __builtin_convertvector(w, V);
+  if constexpr (sizeof(V) == sizeof(W)) {
+    return __builtin_convertvector(w, V);
+  } else {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v[i] = w[i];
+    return v;
+  }
 }
 
 GC_INLINE u32x16 bits_of(f32x16 x) { return (u32x16)x; }
@@ -44,10 +51,30 @@ GC_INLINE u32x16 max(u32x16 a, u32x16 b) { return a > b ? a : b; }
 GC_INLINE u32x16 min(u32x16 a, u32x16 b) { return a < b ? a : b; }
 GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); }
 
-GC_INLINE u32 largest(u32x16 v) {
-  u32 m = 0;
-  for (int i = 0; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+GC_INLINE f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+GC_INLINE f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
+
+// Folds the lanes as a tree: half of them a step.
+template <class V, class Take>
+GC_INLINE auto fold(V v, Take take) {
+  v = take(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = take(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = take(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+  v = take(v, __builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
+  return v[0];
+}
+GC_INLINE u32 largest(u32x16 v) { return fold(v, [](u32x16 a, u32x16 b) { return max(a, b); }); }
+GC_INLINE float largest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return max(a, b); }); }
+GC_INLINE float smallest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return min(a, b); }); }
+
+// Halves, as common.cuh defines them.
+GC_INLINE f32x16 float_of_bf16(u16x16 h) { return float_of(convert<u32x16>(h) << 16); }
+GC_INLINE u16x16 bf16_of_float(f32x16 x) { return convert<u16x16>(gradcomm::bf16_bits(bits_of(x))); }
+GC_INLINE f32x16 float_of_f16(u16x16 h) {
+  return float_of(gradcomm::f32_bits_of_f16<f32x16>(convert<u32x16>(h)));
+}
+GC_INLINE u16x16 f16_of_float(f32x16 x) {
+  return convert<u16x16>(gradcomm::f16_bits<f32x16>(bits_of(x)));
 }
 
 }  // namespace gradcomm::GC_ISA

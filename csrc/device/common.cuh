@@ -39,39 +39,44 @@ GC_INLINE u32 order_key(u32 bits) {
 }
 
 // ---- binary16 and bfloat16 ---------------------------------------------------------------------
-// In integer arithmetic, so that they vectorize everywhere and give the same bits everywhere.
-
-GC_INLINE float float_of_bf16(u16 h) { return float_of(u32(h) << 16); }
+// In integer arithmetic, so that they vectorize everywhere and give the same bits everywhere, and
+// without a denormal operand, so that they also do where those are flushed to zero. The templates
+// take a float and a u32, or compiler vectors of them (csrc/cpu/simd.h); a half is in the low bits.
 
 // Round to nearest, ties to even; every NaN becomes 0x7fc0.
-GC_INLINE u16 bf16_of_float(float x) {
-  const u32 b = bits_of(x);
-  const u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-  return u16((b & kMagnitude) > kInfinity ? 0x7fc0u : rounded);
-}
-
-GC_INLINE float float_of_f16(u16 h) {
-  const u32 magnitude = u32(h & 0x7fff) << 13;
-  // Rebias the exponent by a multiplication: exact, denormals included.
-  u32 b = bits_of(float_of(magnitude) * float_of(0x77800000u));  // 2^112
-  if ((h & 0x7c00) == 0x7c00) b = kInfinity | (magnitude & 0x7fffffu);
-  return float_of(b | (u32(h & 0x8000) << 16));
+template <class U>
+GC_INLINE U bf16_bits(U b) {
+  const U rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+  return (b & kMagnitude) > kInfinity ? U{} + 0x7fc0u : rounded;
 }
 
 // Round to nearest, ties to even; every NaN becomes 0x7e00; over 65504 becomes Inf.
-GC_INLINE u16 f16_of_float(float x) {
-  const u32 b = bits_of(x);
-  const u32 m = b & kMagnitude;
-  const u32 sign = (b >> 16) & 0x8000u;
+template <class F, class U>
+GC_INLINE U f16_bits(U b) {
+  const U m = b & kMagnitude;
   // Normal results: round the mantissa at bit 13, rebias the exponent by -112.
-  const u32 normal = (m - 0x38000000u + 0xfffu + ((m >> 13) & 1u)) >> 13;
+  const U normal = (m - 0x38000000u + 0xfffu + ((m >> 13) & 1u)) >> 13;
   // Denormal results: adding 0.5 lets the adder align and round the mantissa.
-  const u32 denormal = bits_of(float_of(m) + 0.5f) - 0x3f000000u;
-  u32 h = m < 0x38800000u ? denormal : normal;
-  if (m >= 0x477ff000u) h = 0x7c00u;
-  if (m > kInfinity) return u16(0x7e00u);
-  return u16(h | sign);
+  const U denormal = __builtin_bit_cast(U, __builtin_bit_cast(F, m) + 0.5f) - 0x3f000000u;
+  const U finite = m < 0x38800000u ? denormal : normal;
+  const U signed_half = (m >= 0x477ff000u ? U{} + 0x7c00u : finite) | ((b >> 16) & 0x8000u);
+  return m > kInfinity ? U{} + 0x7e00u : signed_half;
 }
+
+template <class F, class U>
+GC_INLINE U f32_bits_of_f16(U h) {
+  const U m = (h & 0x7fffu) << 13;
+  // Rebias the exponent by 112, that of Inf and NaN by twice as much.
+  const U normal = m + (m < 0x0f800000u ? U{} + 0x38000000u : U{} + 0x70000000u);
+  // Denormals: give them the exponent of 2^-14 and its leading one, and take the one away again.
+  const F shifted = __builtin_bit_cast(F, m + 0x38800000u) - __builtin_bit_cast(float, 0x38800000u);
+  return (m < 0x00800000u ? __builtin_bit_cast(U, shifted) : normal) | ((h & 0x8000u) << 16);
+}
+
+GC_INLINE float float_of_bf16(u16 h) { return float_of(u32(h) << 16); }
+GC_INLINE u16 bf16_of_float(float x) { return u16(bf16_bits(bits_of(x))); }
+GC_INLINE float float_of_f16(u16 h) { return float_of(f32_bits_of_f16<float>(u32(h))); }
+GC_INLINE u16 f16_of_float(float x) { return u16(f16_bits<float>(bits_of(x))); }
 
 // ---- counter-based random numbers --------------------------------------------------------------
 // A keyed 32-bit finalizer (two multiplications, after Ettinger's lowbias32): the number depends on

@@ -1,12 +1,16 @@
 // One look-up for all formats: how long a record is, and what is wrong with a format.
 #pragma once
+#include "cast.cuh"
 #include "onebit.cuh"
+#include "quantize.cuh"
 
 namespace gradcomm {
 
 GC_INLINE i64 record_bytes(const i64* format) {
   switch (format[0]) {
+    case kCast: return cast::record_bytes(format[1], format[2]);
     case kOneBit: return onebit::record_bytes(format[1]);
+    case kQuantize: return quantize::record_bytes(format[1], format[2], format[3] != 0);
     default: return 0;
   }
 }
@@ -18,9 +22,11 @@ GC_INLINE i64 record_span(const i64*) { return 1; }
 GC_INLINE const char* format_fault(const i64* format) {
   const i64 block = format[1];
   switch (format[0]) {
+    case kCast: return cast::fault(block, format[2]);
     case kOneBit:
       return block >= 128 && block <= 4096 && block % 128 == 0
                  ? nullptr : "onebit needs a block from 128 to 4096 that 128 divides";
+    case kQuantize: return quantize::fault(block, format[2], format[3], format[4]);
     default: return "unknown family";
   }
 }

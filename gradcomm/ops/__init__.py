@@ -3,8 +3,10 @@
 import torch
 
 from . import schemas as schemas
+from .format import CastFormat as CastFormat
 from .format import Format as Format
 from .format import OneBitFormat as OneBitFormat
+from .format import QuantizeFormat as QuantizeFormat
 from .layout import Layout as Layout
 from .native import cpu_executor as cpu_executor
 

@@ -57,7 +57,40 @@ class OneBitFormat(Format):
         return 4 + self.block // 8
 
 
-_FORMATS: dict[int, type[Format]] = {f.family: f for f in (OneBitFormat,)}
+@dataclasses.dataclass(frozen=True)
+class QuantizeFormat(Format):
+    """csrc/device/quantize.cuh: ``bits`` (2, 4 or 8) an element and a float32 step a block, symmetric
+    or (``asymmetric``) from the block's least element on; rounded to nearest or stochastically."""
+
+    family: ClassVar[int] = 2
+    bits: int = 8
+    asymmetric: bool = False
+    stochastic: bool = False
+
+    @property
+    def record_bytes(self) -> int:
+        return (8 if self.asymmetric else 4) + self.block * self.bits // 8
+
+    def options(self) -> list[int]:
+        return [self.bits, int(self.asymmetric), int(self.stochastic)]
+
+
+@dataclasses.dataclass(frozen=True)
+class CastFormat(Format):
+    """csrc/device/cast.cuh: every element as a ``wire`` (FLOAT32, FLOAT16 or BFLOAT16)."""
+
+    family: ClassVar[int] = 0
+    wire: int = FLOAT32
+
+    @property
+    def record_bytes(self) -> int:
+        return self.block * WIRE_SIZE[self.wire]
+
+    def options(self) -> list[int]:
+        return [self.wire]
+
+
+_FORMATS: dict[int, type[Format]] = {f.family: f for f in (CastFormat, OneBitFormat, QuantizeFormat)}
 
 
 def format_of(ints: list[int]) -> Format:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..format import Format, format_of
-from . import onebit
+from . import cast, onebit, quantize
 
-_FAMILIES: dict[int, ModuleType] = {1: onebit}
+_FAMILIES: dict[int, ModuleType] = {0: cast, 1: onebit, 2: quantize}
 _BUCKET_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 INFINITY = 0x7F800000
 NAN = 0x7FC00000
+MASK = 0xFFFFFFFF
 
 
 def bits(x: Tensor) -> Tensor:
@@ -46,6 +47,20 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     units = packed.long().unflatten(-1, (-1, 1, 16))
     shifts = torch.arange(per_byte, device=packed.device).view(per_byte, 1) * bits
     return ((units >> shifts) & (2**bits - 1)).flatten(-3)
+
+
+def random_bits(key: int, first_elements: Tensor, elements: int) -> Tensor:
+    """32 random bits as int64 ``[n, elements]``: ``random_bits(random_key(key, first), 0 ...)`` of
+    csrc/device/common.cuh for each of ``first_elements`` (int64 ``[n]``)."""
+    high = first_elements >> 32
+    a = ((key & MASK) + high * 0x9E3779B9) & MASK
+    b = ((key >> 32) & MASK) ^ (high * 0x85EBCA6B & MASK)
+    x = (torch.arange(elements, device=first_elements.device) + a.unsqueeze(1)) & MASK
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D & MASK
+    x = x ^ (x >> 15) ^ b.unsqueeze(1)
+    x = x * 0x846CA68B & MASK
+    return x ^ (x >> 16)
 
 
 def mean_of(decoded: Tensor) -> Tensor:

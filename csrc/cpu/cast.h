@@ -1,0 +1,74 @@
+// CPU loops of csrc/device/cast.cuh.
+#pragma once
+#include "../device/cast.cuh"
+#include "blocks.h"
+
+namespace gradcomm::GC_ISA {
+
+template <i64 Wire>
+struct Cast {
+  Cast(const Args& a, float*) : elements(a.block) {}
+
+  static f32x16 load_wire(const u8* from) {
+    if constexpr (Wire == kFloat16) return float_of_f16(load<u16x16>(from));
+    else if constexpr (Wire == kBFloat16) return float_of_bf16(load<u16x16>(from));
+    else return load<f32x16>(from);
+  }
+
+  // Stores a row and returns what it decodes to. The halves stay in wide lanes on the way: g++ 12 takes
+  // a narrowing that is widened again apart, lane by lane.
+  static f32x16 store_wire(u8* to, u32x16 b) {
+    if constexpr (Wire == kFloat16) {
+      const u32x16 half = gradcomm::f16_bits<f32x16>(b);
+      store(to, convert<u16x16>(half));
+      return float_of(gradcomm::f32_bits_of_f16<f32x16>(half));
+    } else if constexpr (Wire == kBFloat16) {
+      const u32x16 half = gradcomm::bf16_bits(b);
+      store(to, convert<u16x16>(half));
+      return float_of(half << 16);
+    } else {
+      store(to, b);
+      return float_of(b);
+    }
+  }
+
+  template <bool Feedback>
+  void encode(const float* g, float gain, float* e, u8* record, i64, u64) {
+    for (i64 i = 0; i < elements; i += kLanes) {
+      f32x16 x = load<f32x16>(g + i) * gain;
+      f32x16 old{};
+      if constexpr (Feedback) {
+        old = load<f32x16>(e + i);
+        x = x + old;
+      }
+      const u32x16 b = bits_of(x);
+      const u32x16 send = cast::sendable(b, cast::largest(Wire));
+      const f32x16 sent = store_wire(record + i * wire_size(Wire), send);
+      if constexpr (Feedback) store(e + i, (b & kMagnitude) < kInfinity ? x - sent : old);
+    }
+  }
+
+  template <bool First, bool Last>
+  void decode(const u8* record, float* sum, float inverse) {
+    for (i64 i = 0; i < elements; i += kLanes) {
+      f32x16 x = load_wire(record + i * wire_size(Wire));
+      if constexpr (!First) x = load<f32x16>(sum + i) + x;
+      if constexpr (Last) x = x * inverse;
+      store(sum + i, x);
+    }
+  }
+
+  i64 elements;
+};
+
+// Calls loop.operator()<Format>() with the variant of the format's wire type.
+template <class Loop>
+void with_cast(const Args& a, Loop&& loop) {
+  switch (a.format[2]) {
+    case kFloat16: return loop.template operator()<Cast<kFloat16>>();
+    case kBFloat16: return loop.template operator()<Cast<kBFloat16>>();
+    default: return loop.template operator()<Cast<kFloat32>>();
+  }
+}
+
+}  // namespace gradcomm::GC_ISA
