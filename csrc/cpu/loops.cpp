@@ -4,6 +4,7 @@
 #include "loops.h"
 
 #include "onebit.h"
+#include "topk_block.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
@@ -12,6 +13,7 @@ namespace {
   void loop(const Args& a, i64 begin, i64 end, float* scratch) {  \
     switch (a.format[0]) {                                        \
       case kOneBit: loop##_blocks<OneBit>(a, begin, end, scratch); break; \
+      case kTopKBlock: loop##_blocks<TopKBlock>(a, begin, end, scratch); break; \
       default: break;                                             \
     }                                                             \
   }
@@ -20,11 +22,20 @@ GC_FOR_FORMAT(encode)
 GC_FOR_FORMAT(decode_mean)
 GC_FOR_FORMAT(reduce_encode)
 
+void mask(const Args& a, i64 begin, i64 end, float*) {
+  if (a.format[0] == kTopKBlock) mask_blocks(a, begin, end);
+}
+
+i64 bad_index(const Args& a, const u8* payload, i64 records) {
+  if (a.format[0] == kTopKBlock) return bad_row(a, payload, records);
+  return -1;
+}
+
 }  // namespace
 
 #define GC_STRING(x) #x
 #define GC_NAME(x) GC_STRING(x)
 extern const Loops loops;
-const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode};
+const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode, mask, bad_index};
 
 }  // namespace gradcomm::GC_ISA
