@@ -52,15 +52,16 @@ class TopKBlock {
   // rare tile with a non-finite element, which is put back and left to select_many.
   template <bool Feedback>
   bool select_one(const float* g, float gain, float* e, u8* record) {
-    i32x16 best{}, best_row{};
+    const i64 block = block_;
+    float* const old_e = p_;
+    i32x16 best{}, best_row{}, r{};
     best -= 1;
-    i32x16 r{};
-    for (i64 i = 0; i < block_; i += kLanes, r += 1) {
+    for (i64 i = 0; i < block; i += kLanes, r += 1) {
       f32x16 x = load<f32x16>(g + i) * gain;
       if constexpr (Feedback) {
         const f32x16 old = load<f32x16>(e + i);
         x = x + old;
-        store(p_ + i, old);
+        store(old_e + i, old);
         store(e + i, x);
       }
       const i32x16 key = magnitude(x);
