@@ -3,10 +3,13 @@
     state = gradcomm.register(ddp, "onebit")
 """
 
+from gradcomm.codec import Cast as Cast
 from gradcomm.codec import Codec as Codec
 from gradcomm.codec import Dense as Dense
 from gradcomm.codec import OneBit as OneBit
 from gradcomm.codec import PowerSGD as PowerSGD
+from gradcomm.codec import Quantize as Quantize
+from gradcomm.codec import TopK as TopK
 from gradcomm.handshake import DisagreementError as DisagreementError
 from gradcomm.hook import comm_hook as comm_hook
 from gradcomm.hook import register as register

@@ -23,7 +23,8 @@ class Clip:
     def gain(self, bucket_key: object, bucket: Tensor) -> Tensor:
         """One float32: what to multiply this bucket by, at most 1. A non-finite norm gives 1, since
         such a gradient must reach the others as it is; it does not enter the running norm."""
-        norm = torch.linalg.vector_norm(bucket, dtype=torch.float32)
+        wide = torch.float32 if bucket.element_size() < 4 else bucket.dtype
+        norm = torch.linalg.vector_norm(bucket, dtype=wide).float()
         square = norm.square()
         others = [s for key, s in self._squares.items() if key != bucket_key]
         total = torch.stack([square, *others]).sum().sqrt()

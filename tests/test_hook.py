@@ -17,7 +17,7 @@ from gradcomm.verify import digest
 
 from .ranks import RankError, Ranks
 
-CODECS = ["none", "onebit", "powersgd:rank=2"]
+CODECS = ["none", "fp16", "bf16", "int8", "int4", "int2", "onebit", "topk:density=0.1", "powersgd:rank=2"]
 
 
 def small_model() -> nn.Module:

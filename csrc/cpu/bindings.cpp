@@ -1,4 +1,4 @@
-// torch.ops.gradcomm.{encode, decode_mean, reduce_encode} on CPU, over the LibTorch stable ABI.
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CPU, over the LibTorch stable ABI.
 // Schemas and fakes are in gradcomm/ops/schemas.py. Everything is checked here, before memory is
 // touched; the loops trust it.
 #include <torch/csrc/stable/library.h>
@@ -104,6 +104,16 @@ void set_payloads(Args& a, const Tensor& payloads) {
   a.payloads = static_cast<const u8*>(payloads.const_data_ptr());
 }
 
+// Nothing has been written when this throws.
+void check_indices(const Args& a, int64_t records) {
+  if (!sends_indices(a.format)) return;
+  for (int64_t rank = 0; rank < a.ranks; ++rank) {
+    const int64_t bad = select().bad_index(a, a.payloads + rank * a.rank_stride, records);
+    STD_TORCH_CHECK(bad < 0, "gradcomm: the payload of rank ", rank, " holds the index ", bad,
+                    "; indices must be below ", index_bound(a.format));
+  }
+}
+
 void run(const Args& a, RecordLoop loop, int64_t records) {
   constexpr int64_t kGrain = 1 << 15;  // elements; below this a thread costs more than it saves
   const int64_t floats = scratch_floats(a);
@@ -149,6 +159,7 @@ void decode_mean(const Tensor& payloads, const Tensor& layout, Ints format, int6
   set_payloads(a, payloads);
   a.block_begin = block_begin;
   const int64_t records = payloads.size(1) * set_record(a, payloads.size(2));
+  check_indices(a, records);
   run(a, select().decode_mean, records);
 }
 
@@ -165,7 +176,24 @@ void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, in
   set_residual(a, residual, records * a.span);
   a.payload = static_cast<u8*>(payload.mutable_data_ptr());
   a.key = key;
+  check_indices(a, records);
   run(a, select().reduce_encode, records);
+}
+
+void topk_mask_(const Tensor& payload, const Tensor& layout, Ints format, Tensor buffer) {
+  Args a = make_args(format);
+  STD_TORCH_CHECK(sends_indices(a.format), "gradcomm: topk_mask_ needs a top-k format, not family ",
+                  a.format[0]);
+  const int64_t needed = set_layout(a, layout, -1);
+  check_plain(payload, "payload", ScalarType::Byte, 2);
+  const int64_t records = payload.size(0) * set_record(a, payload.size(1));
+  STD_TORCH_CHECK(records * a.span >= needed, "gradcomm: the payload holds ", records * a.span,
+                  " blocks; the layout needs ", needed);
+  a.payloads = static_cast<const u8*>(payload.const_data_ptr());
+  a.ranks = 1;
+  set_residual(a, buffer, needed);
+  check_indices(a, records);
+  run(a, select().mask, records);
 }
 
 std::string isa() { return select().name; }
@@ -177,6 +205,7 @@ STABLE_TORCH_LIBRARY_IMPL(gradcomm, CPU, m) {
   m.impl("encode", TORCH_BOX(&encode));
   m.impl("decode_mean", TORCH_BOX(&decode_mean));
   m.impl("reduce_encode", TORCH_BOX(&reduce_encode));
+  m.impl("topk_mask_", TORCH_BOX(&topk_mask_));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gradcomm, m) {

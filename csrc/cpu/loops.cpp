@@ -6,6 +6,7 @@
 #include "cast.h"
 #include "onebit.h"
 #include "quantize.h"
+#include "topk_block.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
@@ -17,6 +18,7 @@ void with_format(const Args& a, Loop&& loop) {
     case kCast: return with_cast(a, loop);
     case kOneBit: return loop.template operator()<OneBit>();
     case kQuantize: return with_quantize(a, loop);
+    case kTopKBlock: return loop.template operator()<TopKBlock>();
     default: return;
   }
 }
@@ -30,11 +32,20 @@ GC_FOR_FORMAT(encode)
 GC_FOR_FORMAT(decode_mean)
 GC_FOR_FORMAT(reduce_encode)
 
+void mask(const Args& a, i64 begin, i64 end, float*) {
+  if (a.format[0] == kTopKBlock) mask_blocks(a, begin, end);
+}
+
+i64 bad_index(const Args& a, const u8* payload, i64 records) {
+  if (a.format[0] == kTopKBlock) return bad_row(a, payload, records);
+  return -1;
+}
+
 }  // namespace
 
 #define GC_STRING(x) #x
 #define GC_NAME(x) GC_STRING(x)
 extern const Loops loops;
-const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode};
+const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode, mask, bad_index};
 
 }  // namespace gradcomm::GC_ISA

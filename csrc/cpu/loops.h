@@ -1,4 +1,4 @@
-// What the bindings call: three loops over records, once for each instruction set. `select()` picks
+// What the bindings call: loops over records, once for each instruction set. `select()` picks
 // the widest that this processor has.
 #pragma once
 #include "../device/format.cuh"
@@ -36,9 +36,15 @@ using RecordLoop = void (*)(const Args&, i64 begin, i64 end, float* scratch);
 
 i64 scratch_floats(const Args& a);
 
+// Formats that send indices are checked by this before anything is written: the largest index in the
+// first `records` records of one rank's payload, if it is out of bounds, else -1.
+using IndexCheck = i64 (*)(const Args&, const u8* payload, i64 records);
+
 struct Loops {
   const char* name;
   RecordLoop encode, decode_mean, reduce_encode;
+  RecordLoop mask;  // top-k: zero in args.residual what args.payloads (of one rank) sent
+  IndexCheck bad_index;
 };
 
 const Loops& select();

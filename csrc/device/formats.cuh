@@ -3,6 +3,8 @@
 #include "cast.cuh"
 #include "onebit.cuh"
 #include "quantize.cuh"
+#include "topk_block.cuh"
+#include "topk_sparse.cuh"
 
 namespace gradcomm {
 
@@ -11,12 +13,22 @@ GC_INLINE i64 record_bytes(const i64* format) {
     case kCast: return cast::record_bytes(format[1], format[2]);
     case kOneBit: return onebit::record_bytes(format[1]);
     case kQuantize: return quantize::record_bytes(format[1], format[2], format[3] != 0);
+    case kTopKBlock: return topk_block::wire(format).bytes;
+    case kTopKSparse: return topk_sparse::wire(format).bytes;
     default: return 0;
   }
 }
 
 // Blocks that a record stands for.
-GC_INLINE i64 record_span(const i64*) { return 1; }
+GC_INLINE i64 record_span(const i64* format) { return format[0] == kTopKSparse ? format[2] : 1; }
+
+// Whether the records hold indices, and below what they must be. Decoders check them first.
+GC_INLINE bool sends_indices(const i64* format) {
+  return format[0] == kTopKBlock || format[0] == kTopKSparse;
+}
+GC_INLINE i64 index_bound(const i64* format) {
+  return format[0] == kTopKBlock ? format[2] : format[1] * format[2];
+}
 
 // Null when the integers describe a format, else what is wrong with them.
 GC_INLINE const char* format_fault(const i64* format) {
@@ -27,6 +39,8 @@ GC_INLINE const char* format_fault(const i64* format) {
       return block >= 128 && block <= 4096 && block % 128 == 0
                  ? nullptr : "onebit needs a block from 128 to 4096 that 128 divides";
     case kQuantize: return quantize::fault(block, format[2], format[3], format[4]);
+    case kTopKBlock: return topk_block::fault(format);
+    case kTopKSparse: return topk_sparse::fault(format);
     default: return "unknown family";
   }
 }

@@ -3,7 +3,10 @@
 from .base import Codec as Codec
 from .base import Recipe as Recipe
 from .base import RecordCodec as RecordCodec
+from .cast import Cast as Cast
 from .dense import Dense as Dense
 from .onebit import OneBit as OneBit
 from .powersgd import PowerSGD as PowerSGD
+from .quantize import Quantize as Quantize
+from .topk import TopK as TopK
 from .parse import parse as parse

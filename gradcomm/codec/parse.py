@@ -7,14 +7,23 @@ import dataclasses
 from typing import Any
 
 from .base import Codec
+from .cast import Cast
 from .dense import Dense
 from .onebit import OneBit
 from .powersgd import PowerSGD
+from .quantize import Quantize
+from .topk import TopK
 
 #: Name in a string → class and the options that the name stands for.
 NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
     "none": (Dense, {}),
+    "fp16": (Cast, {"dtype": "float16"}),
+    "bf16": (Cast, {"dtype": "bfloat16"}),
+    "int8": (Quantize, {"bits": 8}),
+    "int4": (Quantize, {"bits": 4}),
+    "int2": (Quantize, {"bits": 2}),
     "onebit": (OneBit, {}),
+    "topk": (TopK, {}),
     "powersgd": (PowerSGD, {}),
 }
 

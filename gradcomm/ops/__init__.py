@@ -3,13 +3,20 @@
 import torch
 
 from . import schemas as schemas
+from .format import BFLOAT16 as BFLOAT16
+from .format import FLOAT16 as FLOAT16
+from .format import FLOAT32 as FLOAT32
+from .format import INT8 as INT8
 from .format import CastFormat as CastFormat
 from .format import Format as Format
 from .format import OneBitFormat as OneBitFormat
 from .format import QuantizeFormat as QuantizeFormat
+from .format import TopKBlockFormat as TopKBlockFormat
+from .format import TopKSparseFormat as TopKSparseFormat
 from .layout import Layout as Layout
 from .native import cpu_executor as cpu_executor
 
 encode = torch.ops.gradcomm.encode
 decode_mean = torch.ops.gradcomm.decode_mean
 reduce_encode = torch.ops.gradcomm.reduce_encode
+topk_mask_ = torch.ops.gradcomm.topk_mask_

@@ -90,7 +90,96 @@ class CastFormat(Format):
         return [self.wire]
 
 
-_FORMATS: dict[int, type[Format]] = {f.family: f for f in (CastFormat, OneBitFormat, QuantizeFormat)}
+#: Selections of ``TopKSparseFormat``.
+EXACT, THRESHOLD = range(2)
+
+
+def _check_topk(format: TopKBlockFormat | TopKSparseFormat, k_most: int) -> None:
+    if not 1 <= format.k <= k_most:
+        raise ValueError(f"gradcomm: bad format: k must be from 1 to {k_most}, not {format.k}")
+    if format.value not in (FLOAT32, FLOAT16, INT8):
+        raise ValueError(f"gradcomm: bad format: top-k values are float32 ({FLOAT32}), float16 ({FLOAT16}) "
+                         f"or int8 ({INT8}), not {format.value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKBlockFormat(Format):
+    """csrc/device/topk_block.cuh: the ``k`` largest magnitudes of each of a block's 16 lanes, as values
+    and row numbers (Aji & Heafield 2017).
+
+    ``block`` is 16 ``rows``; ``value`` is FLOAT32, FLOAT16 or INT8. Raises ValueError on other options.
+    """
+
+    family: ClassVar[int] = 3
+    rows: int
+    k: int = 1
+    value: int = FLOAT32
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= 65535 or self.block != LANES * self.rows:
+            raise ValueError(f"gradcomm: bad format: a top-k block has 16 x rows elements, rows from 1 to "
+                             f"65535, not {self.block} elements and {self.rows} rows")
+        _check_topk(self, self.rows)
+
+    @property
+    def record_bytes(self) -> int:
+        scale = 4 if self.value == INT8 else 0
+        return scale + self.k * LANES * (WIRE_SIZE[self.value] + (1 if self.rows <= 256 else 2))
+
+    def options(self) -> list[int]:
+        return [self.rows, self.k, self.value]
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKSparseFormat(Format):
+    """csrc/device/topk_sparse.cuh: the ``k`` largest magnitudes of a chunk of ``blocks_per_chunk`` blocks
+    (``select`` EXACT; Aji & Heafield 2017), or up to ``k`` over a sampled threshold (THRESHOLD; Lin et
+    al. 2018), as uint32 indices and values.
+
+    ``value`` is FLOAT32, FLOAT16 or INT8. Raises ValueError on other options.
+    """
+
+    family: ClassVar[int] = 4
+    #: int8 entries that share a scale.
+    SCALED: ClassVar[int] = 256
+    blocks_per_chunk: int
+    k: int
+    value: int = FLOAT32
+    select: int = EXACT
+
+    def __post_init__(self) -> None:
+        if not LANES <= self.block <= 2**20 or self.block % LANES:
+            raise ValueError(f"gradcomm: bad format: a block has a multiple of 16 elements from 16 to 2^20, "
+                             f"not {self.block}")
+        if self.blocks_per_chunk < 1 or self.block * self.blocks_per_chunk > 2**31:
+            raise ValueError(f"gradcomm: bad format: a chunk has 1 block to 2^31 elements, not "
+                             f"{self.blocks_per_chunk} blocks of {self.block}")
+        if self.select not in (EXACT, THRESHOLD):
+            raise ValueError(f"gradcomm: bad format: select is {EXACT} (exact) or {THRESHOLD} (threshold), "
+                             f"not {self.select}")
+        _check_topk(self, self.block * self.blocks_per_chunk)
+
+    @property
+    def span(self) -> int:
+        return self.blocks_per_chunk
+
+    @property
+    def scales(self) -> int:
+        """How many float32 scales a record begins with."""
+        return -(-self.k // self.SCALED) if self.value == INT8 else 0
+
+    @property
+    def record_bytes(self) -> int:
+        return -(-(4 * self.scales + self.k * (4 + WIRE_SIZE[self.value])) // 4) * 4
+
+    def options(self) -> list[int]:
+        return [self.blocks_per_chunk, self.k, self.value, self.select]
+
+
+_FORMATS: dict[int, type[Format]] = {
+    f.family: f
+    for f in (CastFormat, OneBitFormat, QuantizeFormat, TopKBlockFormat, TopKSparseFormat)
+}
 
 
 def format_of(ints: list[int]) -> Format:

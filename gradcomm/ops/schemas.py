@@ -19,7 +19,12 @@ A native library registers its kernels for a device on top (``native.py``).
     What the owner of a shard does: the mean over ranks of its chunk, plus its residual, encoded into
     ``payload`` (uint8 ``[chunk bytes]``). ``residual``: float32, its block 0 being ``block_begin``.
 
-All three raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
+``topk_mask_(payload, layout, format, buffer)``
+    Zeroes the elements of ``buffer`` (float32, in block space like a residual) that ``payload`` (uint8
+    ``[chunks, chunk bytes]``, a top-k format) sent: the momentum factor masking of Deep Gradient
+    Compression (Lin et al. 2018, section 3.2: u <- u masked by what was not sent).
+
+All raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
 dtype, layout or format, and decoders on an index outside its block.
 """
 
@@ -35,6 +40,7 @@ SCHEMAS = (
     "decode_mean(Tensor payloads, Tensor layout, int[] format, int block_begin, Tensor(a!) out) -> ()",
     "reduce_encode(Tensor payloads, Tensor layout, int[] format, int block_begin, "
     "Tensor(a!)? residual, Tensor(b!) payload, int key) -> ()",
+    "topk_mask_(Tensor payload, Tensor layout, int[] format, Tensor(a!) buffer) -> ()",
 )
 
 _library = torch.library.Library("gradcomm", "DEF")

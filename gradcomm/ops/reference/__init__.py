@@ -1,4 +1,4 @@
-"""The three operators in plain PyTorch: the oracle that every kernel is compared with, and what runs
+"""The operators in plain PyTorch: the oracle that every kernel is compared with, and what runs
 where there is no kernel. Clear before fast.
 
 A family is a module with two functions over a batch of records:
@@ -8,6 +8,14 @@ A family is a module with two functions over a batch of records:
     same shape. Returns uint8 ``[records, record bytes]`` and the new residual.
 ``mean(records, format) -> Tensor``
     ``records``: uint8 ``[ranks, records, record bytes]``; returns float32 ``[records, elements]``.
+
+Where a record stands for many blocks, ``counts`` is ``[records, blocks]``. A family that sends indices
+has two functions more:
+
+``check(records, format)``
+    Raises ValueError on an index out of bounds, in records as ``mean`` takes.
+``sent(records, format) -> Tensor``
+    ``records``: uint8 ``[records, record bytes]``; bool ``[records, elements]``, true where it was sent.
 """
 
 from __future__ import annotations
@@ -18,9 +26,15 @@ import torch
 from torch import Tensor
 
 from ..format import Format, format_of
-from . import cast, onebit, quantize
+from . import cast, onebit, quantize, topk_block, topk_sparse
 
-_FAMILIES: dict[int, ModuleType] = {0: cast, 1: onebit, 2: quantize}
+_FAMILIES: dict[int, ModuleType] = {
+    0: cast,
+    1: onebit,
+    2: quantize,
+    3: topk_block,
+    4: topk_sparse,
+}
 _BUCKET_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -71,7 +85,8 @@ def _encode(p: Tensor, gathered: Tensor, format: Format, residual: Tensor | None
     counts = counts.view(-1, format.span)
     mask = (torch.arange(format.block) < counts.unsqueeze(-1)).view(-1, elements).to(p.device)
     records, left = _FAMILIES[format.family].encode(
-        p, kept, counts.sum(1).to(p.device), format, key, first_block * format.block)
+        p, kept, (counts if format.span > 1 else counts.squeeze(1)).to(p.device), format, key,
+        first_block * format.block)
     records[counts.sum(1) == 0] = 0
     payload.view(-1, format.record_bytes).copy_(records)
     if residual is not None:
@@ -104,11 +119,18 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
     _encode(p, kept, fmt, residual, payload, _counts(rows, fmt, 0, blocks), key, 0)
 
 
+def _check_indices(records: Tensor, fmt: Format) -> None:
+    check = getattr(_FAMILIES[fmt.family], "check", None)
+    if check is not None:
+        check(records, fmt)
+
+
 def _mean(payloads: Tensor, fmt: Format) -> Tensor:
     _check(payloads.dim() == 3 and payloads.size(0) >= 1 and payloads.dtype == torch.uint8,
            f"payloads must be uint8 [ranks, chunks, bytes], not {payloads.dtype} {list(payloads.shape)}")
     _records(fmt, payloads.size(2))
     records = payloads.reshape(payloads.size(0), -1, fmt.record_bytes)
+    _check_indices(records, fmt)
     mean: Tensor = _FAMILIES[fmt.family].mean(records, fmt)
     return mean.view(-1, fmt.block)
 
@@ -147,3 +169,23 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
         kept.copy_(residual[: p.numel()])
         p = p + kept
     _encode(p, kept, fmt, residual, payload, counts, key, block_begin)
+
+
+def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
+    """See ``schemas.py``."""
+    fmt = format_of(format)
+    family = _FAMILIES[fmt.family]
+    _check(hasattr(family, "sent"), f"topk_mask_ needs a top-k format, not family {fmt.family}")
+    _check(buffer.dtype == torch.float32, f"buffer must be float32, not {buffer.dtype}")
+    rows, needed = _rows(layout, fmt, None)
+    blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
+    _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
+    _check(buffer.numel() >= needed * fmt.block,
+           f"the buffer has {buffer.numel()} elements; {needed} blocks of {fmt.block} need "
+           f"{needed * fmt.block}")
+    records = payload.reshape(-1, fmt.record_bytes)
+    _check_indices(records.unsqueeze(0), fmt)
+    sent = family.sent(records, fmt).view(-1)
+    for _, numel, first in rows:
+        inside = slice(first * fmt.block, first * fmt.block + numel)
+        buffer[inside] = torch.where(sent[inside], 0.0, buffer[inside])

@@ -1,0 +1,163 @@
+// CPU loops of csrc/device/topk_block.cuh.
+#pragma once
+#include "../device/topk_block.cuh"
+#include "blocks.h"
+#include "topk_values.h"
+
+namespace gradcomm::GC_ISA {
+
+// Magnitudes as signed integers, for which every instruction set has a vector comparison.
+GC_INLINE i32x16 magnitude(f32x16 x) { return (i32x16)(bits_of(x) & kMagnitude); }
+
+// Keeps the largest key and its row, the first of equals. Written around the maximum, so that from
+// row to row a maximum is all that has to be waited for.
+GC_INLINE void track(i32x16 key, i32x16 row, i32x16& best, i32x16& best_row) {
+  const i32x16 most = key > best ? key : best;
+  best_row = most != best ? row : best_row;
+  best = most;
+}
+
+// The rows of winner s of all lanes.
+inline u32x16 winner_rows(const topk_block::Wire& w, const u8* record, i64 s) {
+  const u8* at = record + w.indices + s * kLanes * (w.wide ? 2 : 1);
+  return w.wide ? convert<u32x16>(load<u16x16>(at)) : convert<u32x16>(load<u8x16>(at));
+}
+
+class TopKBlock {
+ public:
+  TopKBlock(const Args& a, float* scratch)
+      : wire_(topk_block::wire(a.format)), block_(a.block), p_(scratch),
+        keys_(reinterpret_cast<i32*>(scratch + a.block)), sent_(scratch + 2 * a.block) {}
+
+  template <bool Feedback>
+  void encode(const float* g, float gain, float* e, u8* record, i64, u64) {
+    if (wire_.k == 1 && select_one<Feedback>(g, gain, e, record)) return;
+    select_many<Feedback>(g, gain, e, record);
+  }
+
+  template <bool First, bool>
+  void decode(const u8* record, float* sum, float inverse) {
+    if constexpr (First) std::memset(sum, 0, block_ * sizeof(float));
+    for (i64 s = 0; s < wire_.k; ++s) {
+      float v[kLanes];
+      u32 row[kLanes];
+      read_values(wire_.type, record + wire_.values, record, s * kLanes, kLanes, inverse, v);
+      store(row, winner_rows(wire_, record, s));
+      for (int l = 0; l < kLanes; ++l) sum[row[l] * kLanes + l] += v[l];
+    }
+  }
+
+ private:
+  // k = 1 in one pass: e becomes p while the winners are found, and the old e is kept aside for the
+  // rare tile with a non-finite element, which is put back and left to select_many.
+  template <bool Feedback>
+  bool select_one(const float* g, float gain, float* e, u8* record) {
+    const i64 block = block_;
+    float* const old_e = p_;
+    i32x16 best{}, best_row{}, r{};
+    best -= 1;
+    for (i64 i = 0; i < block; i += kLanes, r += 1) {
+      f32x16 x = load<f32x16>(g + i) * gain;
+      if constexpr (Feedback) {
+        const f32x16 old = load<f32x16>(e + i);
+        x = x + old;
+        store(old_e + i, old);
+        store(e + i, x);
+      }
+      const i32x16 key = magnitude(x);
+      track(key, r, best, best_row);
+    }
+    if (largest((u32x16)best) >= kInfinity) {
+      if constexpr (Feedback) std::memcpy(e, p_, block_ * sizeof(float));
+      return false;
+    }
+    i32 row[kLanes];
+    store(row, best_row);
+    for (int l = 0; l < kLanes; ++l) {
+      const i64 i = row[l] * kLanes + l;
+      sent_[l] = Feedback ? e[i] : g[i] * gain;
+    }
+    write_rows(record, 0, best_row);
+    write_values(wire_.type, sent_, kLanes, record + wire_.values, record);
+    if constexpr (Feedback)
+      for (int l = 0; l < kLanes; ++l) e[row[l] * kLanes + l] = sent_[l];
+    return true;
+  }
+
+  // Any k, any input: k rounds over the keys of the tile, each taking the largest that is left.
+  template <bool Feedback>
+  void select_many(const float* g, float gain, float* e, u8* record) {
+    for (i64 i = 0; i < block_; i += kLanes) {
+      f32x16 x = load<f32x16>(g + i) * gain;
+      if constexpr (Feedback) x = x + load<f32x16>(e + i);
+      store(p_ + i, x);
+      store(keys_ + i, order_key(bits_of(x)));
+    }
+    for (i64 s = 0; s < wire_.k; ++s) {
+      i32x16 best{}, best_row{}, r{};
+      best -= 1;
+      for (i64 i = 0; i < block_; i += kLanes, r += 1) {
+        const i32x16 key = load<i32x16>(keys_ + i);
+        track(key, r, best, best_row);
+      }
+      write_rows(record, s, best_row);
+      for (int l = 0; l < kLanes; ++l) {
+        const i64 i = i64(best_row[l]) * kLanes + l;
+        sent_[s * kLanes + l] = p_[i];
+        keys_[i] = -1;  // taken
+      }
+    }
+    write_values(wire_.type, sent_, wire_.k * kLanes, record + wire_.values, record);
+    if constexpr (Feedback) {
+      for (i64 s = 0; s < wire_.k; ++s) {
+        const u32x16 row = winner_rows(wire_, record, s);
+        for (int l = 0; l < kLanes; ++l) p_[i64(row[l]) * kLanes + l] = sent_[s * kLanes + l];
+      }
+      for (i64 i = 0; i < block_; i += kLanes) {  // e stays where p is not finite
+        const f32x16 x = load<f32x16>(p_ + i);
+        store(e + i, (bits_of(x) & kMagnitude) < kInfinity ? x : load<f32x16>(e + i));
+      }
+    }
+  }
+
+  void write_rows(u8* record, i64 s, i32x16 row) const {
+    u8* at = record + wire_.indices + s * kLanes * (wire_.wide ? 2 : 1);
+    if (wire_.wide) store(at, convert<u16x16>(row));
+    else store(at, convert<u8x16>(row));
+  }
+
+  topk_block::Wire wire_;
+  i64 block_;
+  float* p_;     // the tile's p, or its old e while select_one runs
+  i32* keys_;
+  float* sent_;  // k rows of winners
+};
+
+// Zeroes in args.residual what args.payloads (of one rank) sent.
+inline void mask_blocks(const Args& a, i64 begin, i64 end) {
+  const topk_block::Wire w = topk_block::wire(a.format);
+  Cursor cursor(a, begin);
+  for (i64 b = begin; b < end; ++b) {
+    const BlockRange r = cursor.at(b);
+    if (r.count == 0) continue;
+    for (i64 s = 0; s < w.k; ++s) {
+      const u32x16 row = winner_rows(w, a.payloads + b * a.record, s);
+      for (int l = 0; l < kLanes; ++l) {
+        const i64 i = i64(row[l]) * kLanes + l;
+        if (i < r.count) a.residual[b * a.block + i] = 0.0f;
+      }
+    }
+  }
+}
+
+// The largest row in these records of one rank, when there is no such row; else -1.
+inline i64 bad_row(const Args& a, const u8* payload, i64 records) {
+  const topk_block::Wire w = topk_block::wire(a.format);
+  u32x16 most{};
+  for (i64 b = 0; b < records; ++b)
+    for (i64 s = 0; s < w.k; ++s) most = max(most, winner_rows(w, payload + b * a.record, s));
+  const i64 row = largest(most);
+  return row < w.rows ? -1 : row;
+}
+
+}  // namespace gradcomm::GC_ISA
