@@ -72,6 +72,11 @@ class TopK(RecordCodec):
             )
         else:
             require(self.rows is None, f"topk: rows={self.rows!r} is for select='block' only")
+        if self.select == "block" and self.rows is None:
+            require(
+                self.density >= 1 / 65535,
+                f"topk: density={self.density!r}; use 1/65535 or more, or select='exact'",
+            )
         if self.rows is not None and self.k is not None:
             require(
                 isinstance(self.rows, int) and self.k <= self.rows <= 65535,
@@ -132,9 +137,10 @@ class TopK(RecordCodec):
 
 
 def _fraction(density: float) -> tuple[int, int]:
-    """The smallest k of rows that meets a density within 2 %."""
-    for rows in range(1, 257):
-        k = round(density * rows)
+    """k of rows that meets a density within 2 %: 1 of rows where that does, else the fewest rows."""
+    one = max(1, round(1 / density))
+    for rows in (one, *range(1, 257)):
+        k = 1 if rows == one else round(density * rows)
         if k >= 1 and abs(k / rows - density) <= 0.02 * density:
             return k, rows
-    return 1, min(65535, max(1, round(1 / density)))
+    return 1, min(one, 65535)
