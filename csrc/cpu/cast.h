@@ -7,7 +7,7 @@ namespace gradcomm::GC_ISA {
 
 template <i64 Wire>
 struct Cast {
-  Cast(const Args& a, float*) : elements(a.block) {}
+  Cast(const Args& a, float*) : elements_(a.block) {}
 
   static f32x16 load_wire(const u8* from) {
     if constexpr (Wire == kFloat16) return float_of_f16(load<u16x16>(from));
@@ -34,6 +34,7 @@ struct Cast {
 
   template <bool Feedback>
   void encode(const float* g, float gain, float* e, u8* record, i64, u64) {
+    const i64 elements = elements_;  // a copy, or every store might change it
     for (i64 i = 0; i < elements; i += kLanes) {
       f32x16 x = load<f32x16>(g + i) * gain;
       f32x16 old{};
@@ -50,6 +51,7 @@ struct Cast {
 
   template <bool First, bool Last>
   void decode(const u8* record, float* sum, float inverse) {
+    const i64 elements = elements_;
     for (i64 i = 0; i < elements; i += kLanes) {
       f32x16 x = load_wire(record + i * wire_size(Wire));
       if constexpr (!First) x = load<f32x16>(sum + i) + x;
@@ -58,7 +60,8 @@ struct Cast {
     }
   }
 
-  i64 elements;
+ private:
+  i64 elements_;
 };
 
 // Calls loop.operator()<Format>() with the variant of the format's wire type.
