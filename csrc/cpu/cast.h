@@ -19,11 +19,11 @@ struct Cast {
   // a narrowing that is widened again apart, lane by lane.
   static f32x16 store_wire(u8* to, u32x16 b) {
     if constexpr (Wire == kFloat16) {
-      const u32x16 half = gradcomm::f16_bits<f32x16>(b);
+      const u32x16 half = f16_bits(b);
       store(to, convert<u16x16>(half));
-      return float_of(gradcomm::f32_bits_of_f16<f32x16>(half));
+      return float_of(f32_bits_of_f16(half));
     } else if constexpr (Wire == kBFloat16) {
-      const u32x16 half = gradcomm::bf16_bits(b);
+      const u32x16 half = bf16_bits(b);
       store(to, convert<u16x16>(half));
       return float_of(half << 16);
     } else {
@@ -43,9 +43,12 @@ struct Cast {
         x = x + old;
       }
       const u32x16 b = bits_of(x);
-      const u32x16 send = cast::sendable(b, cast::largest(Wire));
+      const u32x16 send = by_registers([](auto x) { return cast::sendable(x, cast::largest(Wire)); }, b);
       const f32x16 sent = store_wire(record + i * wire_size(Wire), send);
-      if constexpr (Feedback) store(e + i, (b & kMagnitude) < kInfinity ? x - sent : old);
+      if constexpr (Feedback) {
+        store(e + i, by_registers([](auto m, auto left, auto o) { return m < kInfinity ? left : o; },
+                                  b & kMagnitude, x - sent, old));
+      }
     }
   }
 

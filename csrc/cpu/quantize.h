@@ -92,8 +92,9 @@ struct Quantize {
         f32x16 rounded = (Asymmetric ? x - q.low : x) * q.inverse;
         if constexpr (Stochastic) {
           const u32x16 bits = random_bits(random, kLane + u32(i)) >> 8;
-          rounded = quantize::stochastic(
-              rounded, convert<f32x16>((i32x16)bits) * 0x1p-24f, kLeast, kMost);
+          rounded = by_registers(
+              [](auto x, auto u) { return quantize::stochastic(x, u, kLeast, kMost); },
+              rounded, convert<f32x16>((i32x16)bits) * 0x1p-24f);
         }
         const f32x16 shifted = rounded + quantize::kRound;
         const u32x16 bits = bits_of(shifted);
