@@ -7,6 +7,7 @@ from .format import CastFormat as CastFormat
 from .format import Format as Format
 from .format import OneBitFormat as OneBitFormat
 from .format import QuantizeFormat as QuantizeFormat
+from .format import format_of as format_of
 from .layout import Layout as Layout
 from .native import cpu_executor as cpu_executor
 
