@@ -89,18 +89,20 @@ struct Quantize {
       for (int row = 0; row < kRows; ++row) {
         const i64 i = u * kUnit + row * kLanes;
         const f32x16 x = load<f32x16>(p + i);
-        f32x16 rounded = (Asymmetric ? x - q.low : x) * q.inverse;
+        const f32x16 quotient = (Asymmetric ? x - q.low : x) * q.inverse;
+        f32x16 sum;
         if constexpr (Stochastic) {
           const u32x16 bits = random_bits(random, kLane + u32(i)) >> 8;
-          rounded = by_registers(
-              [](auto x, auto u) { return quantize::stochastic(x, u, kLeast, kMost); },
-              rounded, convert<f32x16>((i32x16)bits) * 0x1p-24f);
+          sum = by_registers(
+              [](auto v, auto u) { return quantize::round_stochastic(v, u, kLeast, kMost); },
+              quotient, convert<f32x16>((i32x16)bits) * 0x1p-24f);
+        } else {
+          sum = quantize::round_nearest(quotient);
         }
-        const f32x16 shifted = rounded + quantize::kRound;
-        const u32x16 bits = bits_of(shifted);
+        const u32x16 bits = bits_of(sum);
         byte |= (row == kRows - 1 ? bits : bits & ((1u << Bits) - 1)) << (Bits * row);
         if constexpr (Feedback) {
-          f32x16 sent = (shifted - quantize::kRound) * q.step;
+          f32x16 sent = (sum - quantize::kRound) * q.step;
           if constexpr (Asymmetric) sent = sent + q.low;
           store(e + i, x - sent);
         }
