@@ -7,7 +7,7 @@ namespace gradcomm::GC_ISA {
 
 template <i64 Wire>
 struct Cast {
-  Cast(const Args& a, float*) : elements(a.block) {}
+  Cast(const Args& a, float*) : elements_(a.block) {}
 
   static f32x16 load_wire(const u8* from) {
     if constexpr (Wire == kFloat16) return float_of_f16(load<u16x16>(from));
@@ -19,11 +19,11 @@ struct Cast {
   // a narrowing that is widened again apart, lane by lane.
   static f32x16 store_wire(u8* to, u32x16 b) {
     if constexpr (Wire == kFloat16) {
-      const u32x16 half = gradcomm::f16_bits<f32x16>(b);
+      const u32x16 half = f16_bits(b);
       store(to, convert<u16x16>(half));
-      return float_of(gradcomm::f32_bits_of_f16<f32x16>(half));
+      return float_of(f32_bits_of_f16(half));
     } else if constexpr (Wire == kBFloat16) {
-      const u32x16 half = gradcomm::bf16_bits(b);
+      const u32x16 half = bf16_bits(b);
       store(to, convert<u16x16>(half));
       return float_of(half << 16);
     } else {
@@ -34,6 +34,7 @@ struct Cast {
 
   template <bool Feedback>
   void encode(const float* g, float gain, float* e, u8* record, i64, u64) {
+    const i64 elements = elements_;  // a copy, or every store might change it
     for (i64 i = 0; i < elements; i += kLanes) {
       f32x16 x = load<f32x16>(g + i) * gain;
       f32x16 old{};
@@ -42,14 +43,18 @@ struct Cast {
         x = x + old;
       }
       const u32x16 b = bits_of(x);
-      const u32x16 send = cast::sendable(b, cast::largest(Wire));
+      const u32x16 send = by_registers([](auto x) { return cast::sendable(x, cast::largest(Wire)); }, b);
       const f32x16 sent = store_wire(record + i * wire_size(Wire), send);
-      if constexpr (Feedback) store(e + i, (b & kMagnitude) < kInfinity ? x - sent : old);
+      if constexpr (Feedback) {
+        store(e + i, by_registers([](auto m, auto left, auto o) { return m < kInfinity ? left : o; },
+                                  b & kMagnitude, x - sent, old));
+      }
     }
   }
 
   template <bool First, bool Last>
   void decode(const u8* record, float* sum, float inverse) {
+    const i64 elements = elements_;
     for (i64 i = 0; i < elements; i += kLanes) {
       f32x16 x = load_wire(record + i * wire_size(Wire));
       if constexpr (!First) x = load<f32x16>(sum + i) + x;
@@ -58,7 +63,8 @@ struct Cast {
     }
   }
 
-  i64 elements;
+ private:
+  i64 elements_;
 };
 
 // Calls loop.operator()<Format>() with the variant of the format's wire type.

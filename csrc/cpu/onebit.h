@@ -8,14 +8,16 @@ namespace gradcomm::GC_ISA {
 struct OneBit {
   static constexpr int kUnit = 128, kRows = kUnit / kLanes;
 
-  OneBit(const Args& a, float* scratch) : units(a.block / kUnit), p(scratch) {}
+  OneBit(const Args& a, float* scratch) : units_(a.block / kUnit), p_(scratch) {}
 
   template <bool Feedback>
   void encode(const float* g, float gain, float* e, u8* record, i64 count, u64) {
+    const i64 units = units_;  // copies, or every store might change them
+    float* const p = p_;
     f32x16 even{}, odd{};
     u8* signs = record + onebit::kHeader;
     for (i64 u = 0; u < units; ++u) {
-      u32x16 field{};
+      u32x16 field{};  // the last sign on top, those before it one below the other
       for (int row = 0; row < kRows; ++row) {
         const i64 i = u * kUnit + row * kLanes;
         f32x16 x = load<f32x16>(g + i) * gain;
@@ -25,15 +27,13 @@ struct OneBit {
         }
         const u32x16 b = bits_of(x);
         (row % 2 ? odd : even) += float_of(b & kMagnitude);
-        field |= (b >> 31) << row;
+        field = (field >> 1) | (b & kSign);
       }
-      store(signs + u * kLanes, convert<u8x16>(field));
+      store(signs + u * kLanes, convert<u8x16>(field >> (32 - kRows)));
     }
-    float sums[onebit::kSums];
-    store(sums, even);
-    store(sums + kLanes, odd);
-    const float scale = onebit::fold_sums(sums) / float(count);
-    u32 scale_bits = gradcomm::bits_of(scale);
+    // The first of onebit::fold_sums' steps, then the others.
+    const float total = fold(even + odd, [](f32x16 a, f32x16 b) { return a + b; });
+    u32 scale_bits = gradcomm::bits_of(total / float(count));
     if (scale_bits >= kInfinity) {  // the mean of magnitudes has no sign, except as a NaN
       scale_bits = kNaN;
       std::memcpy(record, &scale_bits, sizeof(scale_bits));
@@ -42,15 +42,18 @@ struct OneBit {
     }
     std::memcpy(record, &scale_bits, sizeof(scale_bits));
     if constexpr (Feedback) {
-      for (i64 i = 0; i < units * kUnit; i += kLanes) {
-        const f32x16 x = load<f32x16>(p + i);
-        store(e + i, x - float_of((bits_of(x) & kSign) | scale_bits));
-      }
+      for (i64 u = 0; u < units; ++u)
+        for (int row = 0; row < kRows; ++row) {
+          const i64 i = u * kUnit + row * kLanes;
+          const f32x16 x = load<f32x16>(p + i);
+          store(e + i, x - float_of((bits_of(x) & kSign) | scale_bits));
+        }
     }
   }
 
   template <bool First, bool Last>
   void decode(const u8* record, float* sum, float inverse) {
+    const i64 units = units_;
     u32 scale_bits;
     std::memcpy(&scale_bits, record, sizeof(scale_bits));
     const u8* signs = record + onebit::kHeader;
@@ -66,8 +69,9 @@ struct OneBit {
     }
   }
 
-  i64 units;
-  float* p;
+ private:
+  i64 units_;
+  float* p_;
 };
 
 }  // namespace gradcomm::GC_ISA

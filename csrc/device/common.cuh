@@ -86,9 +86,15 @@ struct RandomKey {
   u32 a, b;
 };
 
+// Of a block: random_bits(random_key(key, first_element), i) is the number of element first_element + i.
+// The key is mixed first, or the keys of two steps would draw the same numbers one element apart.
 GC_INLINE RandomKey random_key(u64 key, u64 first_element) {
+  key *= 0x9e3779b97f4a7c15ull;
+  key = (key ^ (key >> 32)) * 0xd6e8feb86659fd93ull;
+  key ^= key >> 32;
   const u32 high = u32(first_element >> 32);
-  return RandomKey{u32(key) + high * 0x9e3779b9u, u32(key >> 32) ^ (high * 0x85ebca6bu)};
+  return RandomKey{u32(key) + u32(first_element) + high * 0x9e3779b9u,
+                   u32(key >> 32) ^ (high * 0x85ebca6bu)};
 }
 
 template <class U>

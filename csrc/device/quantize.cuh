@@ -58,14 +58,20 @@ GC_INLINE Step step_of(u32 magnitude, float low, float high, float levels) {
   return Step{low, step, 1.0f / step, true};
 }
 
-// floor(x + u) within [least, most]; |x| under 2^21, u in [0, 1). F: float or a vector of it.
+// Both return kRound + q: q is what is left without kRound, its field the low bits of the sum's own.
+// F: float or a vector of it; |x| under 2^21, u in [0, 1).
 template <class F>
-GC_INLINE F stochastic(F x, F u, float least, float most) {
+GC_INLINE F round_nearest(F x) {
+  return x + kRound;
+}
+template <class F>
+GC_INLINE F round_stochastic(F x, F u, float least, float most) {
+  const F low = F{} + least, high = F{} + most;
   F y = x + u;
-  y = y < least ? F{} + least : y;
-  y = y > most ? F{} + most : y;
-  const F near = (y + kRound) - kRound;
-  return near > y ? near - 1.0f : near;
+  y = low > y ? low : y;
+  y = high < y ? high : y;
+  const F near = y + kRound;
+  return near - kRound > y ? near - 1.0f : near;
 }
 
 }  // namespace gradcomm::quantize

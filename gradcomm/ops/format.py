@@ -29,6 +29,19 @@ class Format:
     family: ClassVar[int]
     block: int
 
+    def __post_init__(self) -> None:
+        fault = self.fault()
+        if fault is not None:
+            raise ValueError(f"gradcomm: bad format: {fault}")
+
+    def fault(self) -> str | None:
+        """None when the options describe a format, else what is wrong with them."""
+        return None
+
+    def block_fault(self, name: str, least: int, multiple: int) -> str | None:
+        good = least <= self.block <= 4096 and self.block % multiple == 0
+        return None if good else f"{name} needs a block from {least} to 4096 that {multiple} divides"
+
     @property
     def span(self) -> int:
         """Blocks that one record stands for."""
@@ -52,6 +65,9 @@ class OneBitFormat(Format):
 
     family: ClassVar[int] = 1
 
+    def fault(self) -> str | None:
+        return self.block_fault("onebit", 128, 128)
+
     @property
     def record_bytes(self) -> int:
         return 4 + self.block // 8
@@ -67,6 +83,13 @@ class QuantizeFormat(Format):
     asymmetric: bool = False
     stochastic: bool = False
 
+    def fault(self) -> str | None:
+        if self.bits not in (2, 4, 8):
+            return "quantize needs 2, 4 or 8 bits"
+        if self.asymmetric not in (0, 1) or self.stochastic not in (0, 1):
+            return "quantize: asymmetric and stochastic are 0 or 1"
+        return self.block_fault("quantize", 64, 64)
+
     @property
     def record_bytes(self) -> int:
         return (8 if self.asymmetric else 4) + self.block * self.bits // 8
@@ -81,6 +104,11 @@ class CastFormat(Format):
 
     family: ClassVar[int] = 0
     wire: int = FLOAT32
+
+    def fault(self) -> str | None:
+        if self.wire not in (FLOAT32, FLOAT16, BFLOAT16):
+            return "cast needs a wire type of 0 (float32), 1 (float16) or 2 (bfloat16)"
+        return self.block_fault("cast", LANES, LANES)
 
     @property
     def record_bytes(self) -> int:
@@ -183,7 +211,9 @@ _FORMATS: dict[int, type[Format]] = {
 
 
 def format_of(ints: list[int]) -> Format:
-    """The format that these integers describe (the inverse of ``Format.ints``)."""
+    """The format that these integers describe (the inverse of ``Format.ints``); ValueError if none."""
+    if len(ints) != 6:
+        raise ValueError(f"gradcomm: a format has 6 integers, not {len(ints)}")
     cls = _FORMATS.get(ints[0])
     if cls is None:
         raise ValueError(f"gradcomm: bad format: unknown family {ints[0]}")

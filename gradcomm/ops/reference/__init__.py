@@ -43,10 +43,21 @@ def _check(condition: bool, message: str) -> None:
         raise ValueError(f"gradcomm: {message}")
 
 
+def _plain(t: Tensor, name: str, dtype: torch.dtype, dim: int) -> None:
+    _check(t.dtype == dtype and t.dim() == dim and t.is_contiguous(),
+           f"{name} must be a contiguous {dtype} of {dim} dimensions, not {t.dtype} {list(t.shape)}")
+
+
+def _bucket(t: Tensor, name: str) -> None:
+    _check(t.dtype in _BUCKET_DTYPES and t.dim() == 1 and t.is_contiguous(),
+           f"{name} must be contiguous, one-dimensional and float32, float16 or bfloat16, not {t.dtype} "
+           f"{list(t.shape)}")
+
+
 def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[list[list[int]], int]:
     """The table as lists, checked, and the number of blocks that it needs."""
-    _check(layout.dtype == torch.int64 and layout.dim() == 2 and layout.size(1) == 3,
-           f"layout must be int64 [segments, 3], not {layout.dtype} {list(layout.shape)}")
+    _plain(layout, "layout", torch.int64, 2)
+    _check(layout.size(1) == 3, f"layout must have 3 columns, not {layout.size(1)}")
     rows, following = layout.tolist(), 0
     for i, (offset, numel, first) in enumerate(rows):
         _check(numel >= 1 and offset >= 0 and (bucket_numel is None or offset + numel <= bucket_numel),
@@ -99,7 +110,9 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
            payload: Tensor, gain: Tensor | None, key: int) -> None:
     """See ``schemas.py``."""
     fmt = format_of(format)
-    _check(source.dtype in _BUCKET_DTYPES, f"source must be float32, float16 or bfloat16, not {source.dtype}")
+    _bucket(source, "source")
+    _plain(payload, "payload", torch.uint8, 2)
+    _check(gain is None or (gain.dtype == torch.float32 and gain.numel() == 1), "gain must be one float32")
     rows, needed = _rows(layout, fmt, source.numel())
     blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
     _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
@@ -110,6 +123,7 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
         p *= gain
     kept = torch.zeros_like(p)
     if residual is not None:
+        _plain(residual, "residual", torch.float32, 1)
         _check(residual.numel() >= needed * fmt.block,
                f"the residual has {residual.numel()} elements; {needed} blocks of {fmt.block} need "
                f"{needed * fmt.block}")
@@ -126,8 +140,8 @@ def _check_indices(records: Tensor, fmt: Format) -> None:
 
 
 def _mean(payloads: Tensor, fmt: Format) -> Tensor:
-    _check(payloads.dim() == 3 and payloads.size(0) >= 1 and payloads.dtype == torch.uint8,
-           f"payloads must be uint8 [ranks, chunks, bytes], not {payloads.dtype} {list(payloads.shape)}")
+    _plain(payloads, "payloads", torch.uint8, 3)
+    _check(payloads.size(0) >= 1, "payloads must come from one rank or more")
     _records(fmt, payloads.size(2))
     records = payloads.reshape(payloads.size(0), -1, fmt.record_bytes)
     _check_indices(records, fmt)
@@ -139,7 +153,7 @@ def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin
                 out: Tensor) -> None:
     """See ``schemas.py``."""
     fmt = format_of(format)
-    _check(out.dtype in _BUCKET_DTYPES, f"out must be float32, float16 or bfloat16, not {out.dtype}")
+    _bucket(out, "out")
     rows, _ = _rows(layout, fmt, out.numel())
     flat = _mean(payloads, fmt).view(-1)
     begin, end = block_begin * fmt.block, block_begin * fmt.block + flat.numel()
@@ -155,6 +169,7 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
     """See ``schemas.py``."""
     fmt = format_of(format)
     rows, _ = _rows(layout, fmt, None)
+    _plain(payload, "payload", torch.uint8, 1)
     mean = _mean(payloads, fmt)
     _check(payload.numel() == payloads.size(1) * payloads.size(2),
            f"the payload has {payload.numel()} bytes; the chunk needs {payloads.size(1) * payloads.size(2)}")
@@ -163,6 +178,7 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
     p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
     kept = torch.zeros_like(p)
     if residual is not None:
+        _plain(residual, "residual", torch.float32, 1)
         _check(residual.numel() >= p.numel(),
                f"the residual has {residual.numel()} elements; {mean.size(0)} blocks of {fmt.block} "
                f"need {p.numel()}")

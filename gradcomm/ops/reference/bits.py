@@ -52,9 +52,12 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 def random_bits(key: int, first_elements: Tensor, elements: int) -> Tensor:
     """32 random bits as int64 ``[n, elements]``: ``random_bits(random_key(key, first), 0 ...)`` of
     csrc/device/common.cuh for each of ``first_elements`` (int64 ``[n]``)."""
+    key = key * 0x9E3779B97F4A7C15 % 2**64
+    key = (key ^ key >> 32) * 0xD6E8FEB86659FD93 % 2**64
+    key ^= key >> 32
     high = first_elements >> 32
-    a = ((key & MASK) + high * 0x9E3779B9) & MASK
-    b = ((key >> 32) & MASK) ^ (high * 0x85EBCA6B & MASK)
+    a = ((key & MASK) + first_elements + high * 0x9E3779B9) & MASK
+    b = (key >> 32) ^ (high * 0x85EBCA6B & MASK)
     x = (torch.arange(elements, device=first_elements.device) + a.unsqueeze(1)) & MASK
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D & MASK
