@@ -5,6 +5,7 @@
 
 #include "onebit.h"
 #include "topk_block.h"
+#include "topk_sparse.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
@@ -14,6 +15,7 @@ namespace {
     switch (a.format[0]) {                                        \
       case kOneBit: loop##_blocks<OneBit>(a, begin, end, scratch); break; \
       case kTopKBlock: loop##_blocks<TopKBlock>(a, begin, end, scratch); break; \
+      case kTopKSparse: loop##_chunks(a, begin, end, scratch); break; \
       default: break;                                             \
     }                                                             \
   }
@@ -24,11 +26,12 @@ GC_FOR_FORMAT(reduce_encode)
 
 void mask(const Args& a, i64 begin, i64 end, float*) {
   if (a.format[0] == kTopKBlock) mask_blocks(a, begin, end);
+  else mask_chunks(a, begin, end);
 }
 
 i64 bad_index(const Args& a, const u8* payload, i64 records) {
-  if (a.format[0] == kTopKBlock) return bad_row(a, payload, records);
-  return -1;
+  return a.format[0] == kTopKBlock ? bad_row(a, payload, records)
+                                   : bad_index_in_chunks(a, payload, records);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 // source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once for each (CMakeLists.txt).
 #pragma once
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "../device/common.cuh"
 
@@ -43,6 +46,23 @@ GC_INLINE u32x16 splat(u32 x) { return x - u32x16{}; }
 GC_INLINE u32x16 max(u32x16 a, u32x16 b) { return a > b ? a : b; }
 GC_INLINE u32x16 min(u32x16 a, u32x16 b) { return a < b ? a : b; }
 GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); }
+
+// The lanes of a comparison that hold, as bits. Compiler vectors have no word for this.
+GC_INLINE u32 lanes_where(i32x16 holds) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)holds);
+#elif defined(__x86_64__)
+  __m128 part[4];
+  std::memcpy(part, &holds, sizeof(part));
+  u32 lanes = 0;
+  for (int i = 0; i < 4; ++i) lanes |= u32(_mm_movemask_ps(part[i])) << (4 * i);
+  return lanes;
+#else
+  u32 lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= u32(holds[i] & 1) << i;
+  return lanes;
+#endif
+}
 
 GC_INLINE u32 largest(u32x16 v) {
   u32 m = 0;
