@@ -24,7 +24,9 @@ i64 sparse_candidates(const i64* format) {
 }
 
 i64 sparse_scratch_floats(const i64* format) {  // struct Selection in topk_select.h
-  return 4 * sparse_candidates(format) + format[3] + topk_sparse::kSampleMost + 2 * format[1];
+  const i64 block = format[1], words = (block + 63) / 64;
+  const i64 floats = 4 * sparse_candidates(format) + format[3] + topk_sparse::kSampleMost + 2 * block;
+  return (floats + 2 * words + 1) / 2 * 2;  // of even length: 64-bit words lie at its end
 }
 
 i64 scratch_floats(const Args& a) {

@@ -65,26 +65,39 @@ class ChunkReader {
 
   // e <- p, where p is finite.
   void keep() {
-    float* residual = this->residual();
-    for_blocks(0, a_.span, [=, block = a_.block](i64 b, const float* p, i64 count) {
-      float* e = residual + b * block;
+    Cursor cursor(a_, first_);
+    const i64 block = a_.block;
+    const float gain = gain_;
+    for (i64 b = 0; b < a_.span; ++b) {
+      const BlockRange r = cursor.at(first_ + b);
+      if (r.count == 0) continue;
+      const float* g = gradient(b, r);
+      float* e = residual() + b * block;
       for (i64 i = 0; i < block; i += kLanes) {
-        const f32x16 x = load<f32x16>(p + i);
-        store(e + i, (bits_of(x) & kMagnitude) < kInfinity ? x : load<f32x16>(e + i));
+        const f32x16 old = load<f32x16>(e + i), x = load<f32x16>(g + i) * gain + old;
+        store(e + i, (bits_of(x) & kMagnitude) < kInfinity ? x : old);
       }
-      if (count < block) std::memset(e + count, 0, (block - count) * sizeof(float));
-    });
+      if (r.count < block) std::memset(e + r.count, 0, (block - r.count) * sizeof(float));
+    }
   }
 
  private:
+  const float* gradient(i64 b, BlockRange r) {
+    return mean_ != nullptr ? mean_ + b * a_.block : read_block(a_, r, buffer_);
+  }
+
   void read(i64 b, BlockRange r) {
-    const float* g = mean_ != nullptr ? mean_ + b * a_.block : read_block(a_, r, buffer_);
-    const float* e = Feedback ? residual() + b * a_.block : nullptr;
-    for (i64 i = 0; i < a_.block; i += kLanes) {
-      f32x16 x = load<f32x16>(g + i) * gain_;
+    const i64 block = a_.block;
+    const float gain = gain_;
+    const float* g = gradient(b, r);
+    const float* e = Feedback ? residual() + b * block : nullptr;
+    float* p = p_;
+    for (i64 i = 0; i < block; i += kLanes) {
+      f32x16 x = load<f32x16>(g + i) * gain;
       if constexpr (Feedback) x = x + load<f32x16>(e + i);
-      store(p_ + i, x);
+      store(p + i, x);
     }
+    if (r.count < block) std::memset(p + r.count, 0, (block - r.count) * sizeof(float));
   }
 
   float source(i64 i, BlockRange r, i64 at) const {
@@ -110,48 +123,74 @@ struct Selection {
     sent = scratch + 4 * room;
     keys = reinterpret_cast<u32*>(sent + a.format[3]);
     blocks = sent + a.format[3] + topk_sparse::kSampleMost;
+    words = reinterpret_cast<u64*>(scratch + sparse_scratch_floats(a.format)) - (a.block + 63) / 64;
   }
   i64 room;        // entries that `entries` and `spare` hold
   u64 *entries, *spare;
   float* sent;     // k
   u32* keys;       // a sample, or a histogram
   float* blocks;   // two blocks
+  u64* words;      // a bit for each element of a block
 };
 
+// Which of the first `count` elements have an order_key of at least the threshold, as bits, 64 elements
+// a word; and the largest order_key among them. p is zero behind count.
+// Not inlined, so that nothing else competes for the registers.
+__attribute__((noinline)) inline u32 find_passing(const float* p, i64 count, u32 threshold, u64* words) {
+  u32x16 most{};
+  const i64 whole = (count + kLanes - 1) / kLanes * kLanes;
+  u64 word = 0;
+  int shift = 0;
+  for (i64 i = 0; i < whole; i += kLanes) {
+    const u32x16 key = order_key(load<u32x16>(p + i));
+    most = max(most, key);
+    word |= u64(lanes_where((i32x16)key >= (i32)threshold)) << shift;
+    shift += kLanes;
+    if (shift == 64 || i + kLanes == whole) {
+      *words++ = word;
+      word = 0;
+      shift = 0;
+    }
+  }
+  if (count % 64 != 0) words[-1] &= (u64(1) << (count % 64)) - 1;
+  return largest(most);
+}
+
+// Where collect() stands: `found` elements have passed, the first `room` of them are in the entries.
 struct Collected {
-  i64 found = 0;   // elements that passed; the first `room` of them are in the entries
+  u64* entries;
+  i64 room;
+  u32 threshold;
+  i64 ties;  // of the elements whose key is the threshold, so many more pass
+  i64 found = 0;
   u32 largest = 0;
 };
 
-// Appends the elements with order_key >= threshold of blocks [begin, end), in order; of those equal to
-// it the first `ties` only.
-template <bool Feedback>
-void collect(ChunkReader<Feedback>& chunk, i64 begin, i64 end, u32 threshold, i64 ties, i64 room,
-             u64* entries, Collected& result) {
-  const i64 block = chunk.elements() / chunk.blocks();
-  u32x16 most{};
-  i64 found = result.found;
-  chunk.for_blocks(begin, end, [&](i64 b, const float* p, i64 count) {
-    for (i64 i = 0; i < count; i += kLanes) {
-      u32x16 key = order_key(load<u32x16>(p + i));
-      u32 pass = lanes_where((i32x16)key >= (i32)threshold);
-      if (count - i < kLanes) {  // the block's last elements: nothing behind them counts
-        pass &= (1u << (count - i)) - 1;
-        for (int l = int(count - i); l < kLanes; ++l) key[l] = 0;
-      }
-      most = max(most, key);
-      for (; pass != 0; pass &= pass - 1) {
-        const i64 at = i + __builtin_ctz(pass);
-        const u32 bits = gradcomm::bits_of(p[at]);
-        if (gradcomm::order_key(bits) == threshold && ties-- <= 0) continue;
-        if (found < room) entries[found] = make_entry(bits, u32(b * block + at));
-        ++found;
-      }
+// Not inlined: see find_passing.
+__attribute__((noinline)) inline void append_passing(const float* p, i64 count, u32 first_index,
+                                                     const u64* words, Collected& to) {
+  i64 found = to.found;
+  for (i64 i = 0; i < count; i += 64) {
+    for (u64 word = *words++; word != 0; word &= word - 1) {
+      const i64 at = i + __builtin_ctzll(word);
+      const u32 bits = gradcomm::bits_of(p[at]);
+      if (gradcomm::order_key(bits) == to.threshold && to.ties-- <= 0) continue;
+      if (found < to.room) to.entries[found] = make_entry(bits, first_index + u32(at));
+      ++found;
     }
+  }
+  to.found = found;
+}
+
+// Appends what passes of blocks [begin, end), in order.
+template <bool Feedback>
+void collect(ChunkReader<Feedback>& chunk, i64 begin, i64 end, u64* words, Collected& to) {
+  const i64 block = chunk.elements() / chunk.blocks();
+  chunk.for_blocks(begin, end, [&](i64 b, const float* p, i64 count) {
+    const u32 largest = find_passing(p, count, to.threshold, words);
+    to.largest = largest > to.largest ? largest : to.largest;
+    if (largest >= to.threshold) append_passing(p, count, u32(b * block), words, to);
   });
-  result.found = found;
-  const u32 m = gradcomm::GC_ISA::largest(most);
-  result.largest = m > result.largest ? m : result.largest;
 }
 
 constexpr i64 kAllTies = i64(1) << 62;
@@ -189,8 +228,8 @@ i64 select_exact(ChunkReader<Feedback>& chunk, Selection& s, i64 wanted, i64 use
     const i64 rank = topk_sparse::sample_rank(sampled, wanted + wanted / 2, used) + 8;
     threshold = rank <= sampled ? kth_largest(s.keys, sampled, rank) : 0;
     threshold = threshold < 1 ? 1 : threshold;
-    Collected passed;
-    collect(chunk, 0, blocks, threshold, kAllTies, s.room, s.entries, passed);
+    Collected passed{s.entries, s.room, threshold, kAllTies};
+    collect(chunk, 0, blocks, s.words, passed);
     if (passed.found == wanted) return wanted;
     if (passed.found > wanted && passed.found <= s.room) {
       std::memcpy(s.spare, s.entries, passed.found * sizeof(u64));
@@ -209,8 +248,8 @@ i64 select_exact(ChunkReader<Feedback>& chunk, Selection& s, i64 wanted, i64 use
       threshold = exact_threshold(chunk, wanted, s.keys, ties);
     }
   }
-  Collected passed;
-  collect(chunk, 0, blocks, threshold, ties, s.room, s.entries, passed);
+  Collected passed{s.entries, s.room, threshold, ties};
+  collect(chunk, 0, blocks, s.words, passed);
   return passed.found;
 }
 
@@ -225,9 +264,9 @@ i64 select_over_threshold(ChunkReader<Feedback>& chunk, Selection& s, i64 k, i64
   }
   const i64 start = topk_sparse::start_block(key, chunk.first_element(), blocks);
   for (;;) {
-    Collected passed;
-    collect(chunk, start, blocks, threshold, kAllTies, k, s.entries, passed);
-    collect(chunk, 0, start, threshold, kAllTies, k, s.entries, passed);
+    Collected passed{s.entries, k, threshold, kAllTies};
+    collect(chunk, start, blocks, s.words, passed);
+    collect(chunk, 0, start, s.words, passed);
     if (passed.largest < kInfinity || threshold >= kInfinity)
       return passed.found < k ? passed.found : k;
     threshold = kInfinity;
