@@ -21,6 +21,18 @@ using u16x16 = u16 __attribute__((vector_size(32)));
 using u8x16 = u8 __attribute__((vector_size(16)));
 using i8x16 = i8 __attribute__((vector_size(16)));
 
+// Vectors of the processor's own width. Where 16 lanes need several registers, g++ takes comparisons
+// apart lane by lane and keeps what a loop carries in memory: loops that compare use these.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX2__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+using f32n = float __attribute__((vector_size(4 * kNative)));
+using i32n = i32 __attribute__((vector_size(4 * kNative)));
+
 template <class V>
 GC_INLINE V load(const void* p) {
   V v;
@@ -47,27 +59,41 @@ GC_INLINE u32x16 max(u32x16 a, u32x16 b) { return a > b ? a : b; }
 GC_INLINE u32x16 min(u32x16 a, u32x16 b) { return a < b ? a : b; }
 GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); }
 
-// The lanes of a comparison that hold, as bits. Compiler vectors have no word for this.
-GC_INLINE u32 lanes_where(i32x16 holds) {
-#if defined(__AVX512DQ__)
-  return _mm512_movepi32_mask((__m512i)holds);
-#elif defined(__x86_64__)
-  __m128 part[4];
-  std::memcpy(part, &holds, sizeof(part));
-  u32 lanes = 0;
-  for (int i = 0; i < 4; ++i) lanes |= u32(_mm_movemask_ps(part[i])) << (4 * i);
-  return lanes;
-#else
-  u32 lanes = 0;
-  for (int i = 0; i < kLanes; ++i) lanes |= u32(holds[i] & 1) << i;
-  return lanes;
-#endif
-}
-
 GC_INLINE u32 largest(u32x16 v) {
   u32 m = 0;
   for (int i = 0; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
+}
+
+// Magnitudes as signed integers, which every processor can compare.
+GC_INLINE i32n magnitude(f32n x) { return (i32n)x & i32(kMagnitude); }
+GC_INLINE i32n max(i32n a, i32n b) { return a > b ? a : b; }
+GC_INLINE i32n order_key(f32n x) {
+  const i32n m = magnitude(x), nan = i32n{} + i32(kNaN);
+  return m < nan ? m : nan;
+}
+GC_INLINE i32 largest(i32n v) {
+  i32 m = v[0];
+  for (int i = 1; i < kNative; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// x where it is finite, else y.
+GC_INLINE f32n finite_or(f32n x, f32n y) { return magnitude(x) < i32(kInfinity) ? x : y; }
+
+// The sign of each lane, as bits. Compiler vectors have no word for this.
+GC_INLINE u32 signs_of(i32n v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)v);
+#elif defined(__x86_64__)
+  return _mm_movemask_ps((__m128)v);
+#else
+  u32 lanes = 0;
+  for (int i = 0; i < kNative; ++i) lanes |= (u32(v[i]) >> 31) << i;
+  return lanes;
+#endif
 }
 
 }  // namespace gradcomm::GC_ISA

@@ -73,9 +73,9 @@ class ChunkReader {
       if (r.count == 0) continue;
       const float* g = gradient(b, r);
       float* e = residual() + b * block;
-      for (i64 i = 0; i < block; i += kLanes) {
-        const f32x16 old = load<f32x16>(e + i), x = load<f32x16>(g + i) * gain + old;
-        store(e + i, (bits_of(x) & kMagnitude) < kInfinity ? x : old);
+      for (i64 i = 0; i < block; i += kNative) {
+        const f32n old = load<f32n>(e + i), x = load<f32n>(g + i) * gain + old;
+        store(e + i, finite_or(x, old));
       }
       if (r.count < block) std::memset(e + r.count, 0, (block - r.count) * sizeof(float));
     }
@@ -92,9 +92,9 @@ class ChunkReader {
     const float* g = gradient(b, r);
     const float* e = Feedback ? residual() + b * block : nullptr;
     float* p = p_;
-    for (i64 i = 0; i < block; i += kLanes) {
-      f32x16 x = load<f32x16>(g + i) * gain;
-      if constexpr (Feedback) x = x + load<f32x16>(e + i);
+    for (i64 i = 0; i < block; i += kNative) {
+      f32n x = load<f32n>(g + i) * gain;
+      if constexpr (Feedback) x = x + load<f32n>(e + i);
       store(p + i, x);
     }
     if (r.count < block) std::memset(p + r.count, 0, (block - r.count) * sizeof(float));
@@ -137,16 +137,17 @@ struct Selection {
 // a word; and the largest order_key among them. p is zero behind count.
 // Not inlined, so that nothing else competes for the registers.
 __attribute__((noinline)) inline u32 find_passing(const float* p, i64 count, u32 threshold, u64* words) {
-  u32x16 most{};
+  i32n most{};
+  const i32n below = i32n{} + (i32(threshold) - 1);  // below - key < 0: it passes
   const i64 whole = (count + kLanes - 1) / kLanes * kLanes;
   u64 word = 0;
   int shift = 0;
-  for (i64 i = 0; i < whole; i += kLanes) {
-    const u32x16 key = order_key(load<u32x16>(p + i));
+  for (i64 i = 0; i < whole; i += kNative) {
+    const i32n key = order_key(load<f32n>(p + i));
     most = max(most, key);
-    word |= u64(lanes_where((i32x16)key >= (i32)threshold)) << shift;
-    shift += kLanes;
-    if (shift == 64 || i + kLanes == whole) {
+    word |= u64(signs_of(below - key)) << shift;
+    shift += kNative;
+    if (shift == 64 || i + kNative == whole) {
       *words++ = word;
       word = 0;
       shift = 0;
