@@ -7,6 +7,7 @@
 #include "onebit.h"
 #include "quantize.h"
 #include "topk_block.h"
+#include "topk_sparse.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
@@ -25,6 +26,7 @@ void with_format(const Args& a, Loop&& loop) {
 
 #define GC_FOR_FORMAT(loop)                                                                 \
   void loop(const Args& a, i64 begin, i64 end, float* scratch) {                            \
+    if (a.format[0] == kTopKSparse) return loop##_chunks(a, begin, end, scratch);           \
     with_format(a, [&]<class Format>() { loop##_blocks<Format>(a, begin, end, scratch); }); \
   }
 
@@ -34,11 +36,12 @@ GC_FOR_FORMAT(reduce_encode)
 
 void mask(const Args& a, i64 begin, i64 end, float*) {
   if (a.format[0] == kTopKBlock) mask_blocks(a, begin, end);
+  else mask_chunks(a, begin, end);
 }
 
 i64 bad_index(const Args& a, const u8* payload, i64 records) {
-  if (a.format[0] == kTopKBlock) return bad_row(a, payload, records);
-  return -1;
+  return a.format[0] == kTopKBlock ? bad_row(a, payload, records)
+                                   : bad_index_in_chunks(a, payload, records);
 }
 
 }  // namespace

@@ -36,6 +36,10 @@ using RecordLoop = void (*)(const Args&, i64 begin, i64 end, float* scratch);
 
 i64 scratch_floats(const Args& a);
 
+// For the sparse format: how many candidates a selection keeps, and the scratch of one encoding.
+i64 sparse_candidates(const i64* format);
+i64 sparse_scratch_floats(const i64* format);
+
 // Formats that send indices are checked by this before anything is written: the largest index in the
 // first `records` records of one rank's payload, if it is out of bounds, else -1.
 using IndexCheck = i64 (*)(const Args&, const u8* payload, i64 records);

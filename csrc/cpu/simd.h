@@ -3,6 +3,9 @@
 #pragma once
 #include <cstring>
 #include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "../device/common.cuh"
 
@@ -24,6 +27,17 @@ template <class V>
 struct __attribute__((packed, may_alias)) Unaligned {
   V v;
 };
+// Vectors of the processor's own width. Where 16 lanes need several registers, g++ takes comparisons
+// apart lane by lane and keeps what a loop carries in memory: loops that compare use these.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX2__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+using f32n = float __attribute__((vector_size(4 * kNative)));
+using i32n = i32 __attribute__((vector_size(4 * kNative)));
 
 template <class V>
 GC_INLINE V load(const void* p) {
@@ -146,5 +160,35 @@ GC_INLINE f32x16 float_of_bf16(u16x16 h) { return float_of(convert<u32x16>(h) <<
 GC_INLINE u16x16 bf16_of_float(f32x16 x) { return convert<u16x16>(bf16_bits(bits_of(x))); }
 GC_INLINE f32x16 float_of_f16(u16x16 h) { return float_of(f32_bits_of_f16(convert<u32x16>(h))); }
 GC_INLINE u16x16 f16_of_float(f32x16 x) { return convert<u16x16>(f16_bits(bits_of(x))); }
+// Magnitudes as signed integers, which every processor can compare.
+GC_INLINE i32n magnitude(f32n x) { return (i32n)x & i32(kMagnitude); }
+GC_INLINE i32n max(i32n a, i32n b) { return a > b ? a : b; }
+GC_INLINE i32n order_key(f32n x) {
+  const i32n m = magnitude(x), nan = i32n{} + i32(kNaN);
+  return m < nan ? m : nan;
+}
+GC_INLINE i32 largest(i32n v) {
+  i32 m = v[0];
+  for (int i = 1; i < kNative; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// x where it is finite, else y.
+GC_INLINE f32n finite_or(f32n x, f32n y) { return magnitude(x) < i32(kInfinity) ? x : y; }
+
+// The sign of each lane, as bits. Compiler vectors have no word for this.
+GC_INLINE u32 signs_of(i32n v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)v);
+#elif defined(__x86_64__)
+  return _mm_movemask_ps((__m128)v);
+#else
+  u32 lanes = 0;
+  for (int i = 0; i < kNative; ++i) lanes |= (u32(v[i]) >> 31) << i;
+  return lanes;
+#endif
+}
 
 }  // namespace gradcomm::GC_ISA

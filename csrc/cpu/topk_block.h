@@ -6,16 +6,17 @@
 
 namespace gradcomm::GC_ISA {
 
-// Magnitudes as signed integers, for which every instruction set has a vector comparison.
-GC_INLINE i32x16 magnitude(f32x16 x) { return (i32x16)(bits_of(x) & kMagnitude); }
+// The largest key of each lane and its row, the first of equals. Written around the maximum, so that
+// from row to row a maximum is all that has to be waited for.
+struct Best {
+  i32n key = i32n{} - 1, row{};
 
-// Keeps the largest key and its row, the first of equals. Written around the maximum, so that from
-// row to row a maximum is all that has to be waited for.
-GC_INLINE void track(i32x16 key, i32x16 row, i32x16& best, i32x16& best_row) {
-  const i32x16 most = key > best ? key : best;
-  best_row = most != best ? row : best_row;
-  best = most;
-}
+  GC_INLINE void see(i32n other, i32n its_row) {
+    const i32n most = max(key, other);
+    row = most != key ? its_row : row;
+    key = most;
+  }
+};
 
 // The rows of winner s of all lanes.
 inline u32x16 winner_rows(const topk_block::Wire& w, const u8* record, i64 s) {
@@ -54,30 +55,33 @@ class TopKBlock {
   bool select_one(const float* g, float gain, float* e, u8* record) {
     const i64 block = block_;
     float* const old_e = p_;
-    i32x16 best{}, best_row{}, r{};
-    best -= 1;
-    for (i64 i = 0; i < block; i += kLanes, r += 1) {
-      f32x16 x = load<f32x16>(g + i) * gain;
-      if constexpr (Feedback) {
-        const f32x16 old = load<f32x16>(e + i);
-        x = x + old;
-        store(old_e + i, old);
-        store(e + i, x);
+    i32 row[kLanes], most = 0;
+    for (int lane = 0; lane < kLanes; lane += kNative) {
+      Best best;
+      i32n r{};
+      for (i64 i = lane; i < block; i += kLanes, r += 1) {
+        f32n x = load<f32n>(g + i) * gain;
+        if constexpr (Feedback) {
+          const f32n old = load<f32n>(e + i);
+          x = x + old;
+          store(old_e + i, old);
+          store(e + i, x);
+        }
+        best.see(magnitude(x), r);
       }
-      const i32x16 key = magnitude(x);
-      track(key, r, best, best_row);
+      store(row + lane, best.row);
+      const i32 m = largest(best.key);
+      most = m > most ? m : most;
     }
-    if (largest((u32x16)best) >= kInfinity) {
-      if constexpr (Feedback) std::memcpy(e, p_, block_ * sizeof(float));
+    if (most >= i32(kInfinity)) {
+      if constexpr (Feedback) std::memcpy(e, old_e, block * sizeof(float));
       return false;
     }
-    i32 row[kLanes];
-    store(row, best_row);
     for (int l = 0; l < kLanes; ++l) {
       const i64 i = row[l] * kLanes + l;
       sent_[l] = Feedback ? e[i] : g[i] * gain;
     }
-    write_rows(record, 0, best_row);
+    write_rows(record, 0, row);
     write_values(wire_.type, sent_, kLanes, record + wire_.values, record);
     if constexpr (Feedback)
       for (int l = 0; l < kLanes; ++l) e[row[l] * kLanes + l] = sent_[l];
@@ -87,41 +91,44 @@ class TopKBlock {
   // Any k, any input: k rounds over the keys of the tile, each taking the largest that is left.
   template <bool Feedback>
   void select_many(const float* g, float gain, float* e, u8* record) {
-    for (i64 i = 0; i < block_; i += kLanes) {
-      f32x16 x = load<f32x16>(g + i) * gain;
-      if constexpr (Feedback) x = x + load<f32x16>(e + i);
-      store(p_ + i, x);
-      store(keys_ + i, order_key(bits_of(x)));
+    const i64 block = block_;
+    float* const p = p_;
+    i32* const keys = keys_;
+    for (i64 i = 0; i < block; i += kNative) {
+      f32n x = load<f32n>(g + i) * gain;
+      if constexpr (Feedback) x = x + load<f32n>(e + i);
+      store(p + i, x);
+      store(keys + i, order_key(x));
     }
     for (i64 s = 0; s < wire_.k; ++s) {
-      i32x16 best{}, best_row{}, r{};
-      best -= 1;
-      for (i64 i = 0; i < block_; i += kLanes, r += 1) {
-        const i32x16 key = load<i32x16>(keys_ + i);
-        track(key, r, best, best_row);
+      i32 row[kLanes];
+      for (int lane = 0; lane < kLanes; lane += kNative) {
+        Best best;
+        i32n r{};
+        for (i64 i = lane; i < block; i += kLanes, r += 1) best.see(load<i32n>(keys + i), r);
+        store(row + lane, best.row);
       }
-      write_rows(record, s, best_row);
+      write_rows(record, s, row);
       for (int l = 0; l < kLanes; ++l) {
-        const i64 i = i64(best_row[l]) * kLanes + l;
-        sent_[s * kLanes + l] = p_[i];
-        keys_[i] = -1;  // taken
+        const i64 i = i64(row[l]) * kLanes + l;
+        sent_[s * kLanes + l] = p[i];
+        keys[i] = -1;  // taken
       }
     }
     write_values(wire_.type, sent_, wire_.k * kLanes, record + wire_.values, record);
     if constexpr (Feedback) {
       for (i64 s = 0; s < wire_.k; ++s) {
         const u32x16 row = winner_rows(wire_, record, s);
-        for (int l = 0; l < kLanes; ++l) p_[i64(row[l]) * kLanes + l] = sent_[s * kLanes + l];
+        for (int l = 0; l < kLanes; ++l) p[i64(row[l]) * kLanes + l] = sent_[s * kLanes + l];
       }
-      for (i64 i = 0; i < block_; i += kLanes) {  // e stays where p is not finite
-        const f32x16 x = load<f32x16>(p_ + i);
-        store(e + i, (bits_of(x) & kMagnitude) < kInfinity ? x : load<f32x16>(e + i));
-      }
+      for (i64 i = 0; i < block; i += kNative)  // e stays where p is not finite
+        store(e + i, finite_or(load<f32n>(p + i), load<f32n>(e + i)));
     }
   }
 
-  void write_rows(u8* record, i64 s, i32x16 row) const {
+  void write_rows(u8* record, i64 s, const i32* rows) const {
     u8* at = record + wire_.indices + s * kLanes * (wire_.wide ? 2 : 1);
+    const i32x16 row = load<i32x16>(rows);
     if (wire_.wide) store(at, convert<u16x16>(row));
     else store(at, convert<u8x16>(row));
   }

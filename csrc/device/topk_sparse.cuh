@@ -6,7 +6,8 @@
 //   u32     index[k]               in the chunk's block space; kUnused for an entry that is not used
 //   value   values[k]              0 for an entry that is not used
 //   zeros up to a multiple of 4 bytes
-// Used entries come first. Only elements in use (inside a segment) are sent.
+// Used entries come first. Only elements in use (inside a segment) are sent; the record of a chunk that
+// has none is all zeros.
 //
 // exact: the min(k, elements in use) largest by order_key, ties to the smallest index, in the order
 // of their index.
