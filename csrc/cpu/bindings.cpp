@@ -1,6 +1,6 @@
-// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CPU, over the LibTorch stable ABI.
-// Schemas and fakes are in gradcomm/ops/schemas.py. Everything is checked here, before memory is
-// touched; the loops trust it.
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CPU, over the LibTorch
+// stable ABI. Schemas and fakes are in gradcomm/ops/schemas.py. Everything is checked here, before
+// memory is touched; the loops trust it.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
