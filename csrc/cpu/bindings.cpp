@@ -1,6 +1,6 @@
-// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CPU, over the LibTorch stable ABI.
-// Schemas and fakes are in gradcomm/ops/schemas.py. Everything is checked here, before memory is
-// touched; the loops trust it.
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CPU, over the LibTorch
+// stable ABI. Schemas and fakes are in gradcomm/ops/schemas.py. Everything is checked here, before
+// memory is touched; the loops trust it.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -87,10 +87,11 @@ int64_t set_record(Args& a, int64_t chunk_bytes) {
   return chunk_bytes / a.record;
 }
 
-void set_residual(Args& a, const std::optional<Tensor>& residual, int64_t blocks) {
+void set_residual(Args& a, const std::optional<Tensor>& residual, int64_t blocks,
+                  const char* name = "residual") {
   if (!residual) return;
-  check_plain(*residual, "residual", ScalarType::Float, 1);
-  STD_TORCH_CHECK(residual->numel() >= blocks * a.block, "gradcomm: the residual has ",
+  check_plain(*residual, name, ScalarType::Float, 1);
+  STD_TORCH_CHECK(residual->numel() >= blocks * a.block, "gradcomm: the ", name, " has ",
                   residual->numel(), " elements; ", blocks, " blocks of ", a.block, " need ",
                   blocks * a.block);
   a.residual = static_cast<float*>(residual->mutable_data_ptr());
@@ -191,7 +192,7 @@ void topk_mask_(const Tensor& payload, const Tensor& layout, Ints format, Tensor
                   " blocks; the layout needs ", needed);
   a.payloads = static_cast<const u8*>(payload.const_data_ptr());
   a.ranks = 1;
-  set_residual(a, buffer, needed);
+  set_residual(a, buffer, needed, "buffer");
   check_indices(a, records);
   run(a, select().mask, records);
 }

@@ -63,12 +63,13 @@ class ChunkReader {
     return n;
   }
 
-  // e <- p, where p is finite.
-  void keep() {
-    Cursor cursor(a_, first_);
+  // For the blocks [begin, end): e <- p where p is finite, then left[i] for the entries from `next` on,
+  // which are in the order of the blocks. Returns the first entry behind them.
+  i64 keep(i64 begin, i64 end, const u64* entries, const float* left, i64 next, i64 count) {
+    Cursor cursor(a_, first_ + begin);
     const i64 block = a_.block;
     const float gain = gain_;
-    for (i64 b = 0; b < a_.span; ++b) {
+    for (i64 b = begin; b < end; ++b) {
       const BlockRange r = cursor.at(first_ + b);
       if (r.count == 0) continue;
       const float* g = gradient(b, r);
@@ -78,7 +79,13 @@ class ChunkReader {
         store(e + i, finite_or(x, old));
       }
       if (r.count < block) std::memset(e + r.count, 0, (block - r.count) * sizeof(float));
+      for (; next < count; ++next) {
+        const u64 at = u64(entry_index(entries[next])) - u64(b * block);  // wraps before the block
+        if (at >= u64(block)) break;
+        e[at] = left[next];
+      }
     }
+    return next;
   }
 
  private:
@@ -129,6 +136,7 @@ struct Selection {
   u64 *entries, *spare;
   float* sent;     // k
   u32* keys;       // a sample, or a histogram
+  i64 start = 0;   // the block that the entries begin with
   float* blocks;   // two blocks
   u64* words;      // a bit for each element of a block
 };
@@ -264,6 +272,7 @@ i64 select_over_threshold(ChunkReader<Feedback>& chunk, Selection& s, i64 k, i64
     threshold = threshold < 1 ? 1 : threshold;
   }
   const i64 start = topk_sparse::start_block(key, chunk.first_element(), blocks);
+  s.start = start;
   for (;;) {
     Collected passed{s.entries, k, threshold, kAllTies};
     collect(chunk, start, blocks, s.words, passed);

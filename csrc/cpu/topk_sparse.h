@@ -123,11 +123,11 @@ void encode_chunk(ChunkReader<Feedback>& chunk, const Args& a, i64 c, Selection&
                  record + i / topk_sparse::kScaled * 4);
   }
   if constexpr (Feedback) {
-    float* e = chunk.residual();
+    const float* e = chunk.residual();
     for (i64 i = 0; i < n; ++i)  // NaN: the residual stays
       if (sent[i] != sent[i]) sent[i] = e[entry_index(selection.entries[i])];
-    chunk.keep();
-    for (i64 i = 0; i < n; ++i) e[entry_index(selection.entries[i])] = sent[i];
+    const i64 next = chunk.keep(selection.start, a.span, selection.entries, sent, 0, n);
+    chunk.keep(0, selection.start, selection.entries, sent, next, n);
   }
 }
 

@@ -126,8 +126,10 @@ def _check_topk(format: TopKBlockFormat | TopKSparseFormat, k_most: int) -> None
     if not 1 <= format.k <= k_most:
         raise ValueError(f"gradcomm: bad format: k must be from 1 to {k_most}, not {format.k}")
     if format.value not in (FLOAT32, FLOAT16, INT8):
-        raise ValueError(f"gradcomm: bad format: top-k values are float32 ({FLOAT32}), float16 ({FLOAT16}) "
-                         f"or int8 ({INT8}), not {format.value}")
+        raise ValueError(
+            f"gradcomm: bad format: top-k values are float32 ({FLOAT32}), float16 ({FLOAT16}) or int8 "
+            f"({INT8}), not {format.value}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +147,10 @@ class TopKBlockFormat(Format):
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535 or self.block != LANES * self.rows:
-            raise ValueError(f"gradcomm: bad format: a top-k block has 16 x rows elements, rows from 1 to "
-                             f"65535, not {self.block} elements and {self.rows} rows")
+            raise ValueError(
+                "gradcomm: bad format: a top-k block has 16 x rows elements, rows from 1 to 65535, not "
+                f"{self.block} elements and {self.rows} rows"
+            )
         _check_topk(self, self.rows)
 
     @property
@@ -160,9 +164,9 @@ class TopKBlockFormat(Format):
 
 @dataclasses.dataclass(frozen=True)
 class TopKSparseFormat(Format):
-    """csrc/device/topk_sparse.cuh: the ``k`` largest magnitudes of a chunk of ``blocks_per_chunk`` blocks
-    (``select`` EXACT; Aji & Heafield 2017), or up to ``k`` over a sampled threshold (THRESHOLD; Lin et
-    al. 2018), as uint32 indices and values.
+    """csrc/device/topk_sparse.cuh: the ``k`` largest magnitudes of a chunk of ``blocks_per_chunk``
+    blocks (``select`` EXACT; Aji & Heafield 2017), or up to ``k`` over a sampled threshold (THRESHOLD;
+    Lin et al. 2018), as uint32 indices and values.
 
     ``value`` is FLOAT32, FLOAT16 or INT8. Raises ValueError on other options.
     """
@@ -177,14 +181,20 @@ class TopKSparseFormat(Format):
 
     def __post_init__(self) -> None:
         if not LANES <= self.block <= 2**20 or self.block % LANES:
-            raise ValueError(f"gradcomm: bad format: a block has a multiple of 16 elements from 16 to 2^20, "
-                             f"not {self.block}")
+            raise ValueError(
+                "gradcomm: bad format: a block has a multiple of 16 elements from 16 to 2^20, not "
+                f"{self.block}"
+            )
         if self.blocks_per_chunk < 1 or self.block * self.blocks_per_chunk > 2**31:
-            raise ValueError(f"gradcomm: bad format: a chunk has 1 block to 2^31 elements, not "
-                             f"{self.blocks_per_chunk} blocks of {self.block}")
+            raise ValueError(
+                "gradcomm: bad format: a chunk has 1 block to 2^31 elements, not "
+                f"{self.blocks_per_chunk} blocks of {self.block}"
+            )
         if self.select not in (EXACT, THRESHOLD):
-            raise ValueError(f"gradcomm: bad format: select is {EXACT} (exact) or {THRESHOLD} (threshold), "
-                             f"not {self.select}")
+            raise ValueError(
+                f"gradcomm: bad format: select is {EXACT} (exact) or {THRESHOLD} (threshold), not "
+                f"{self.select}"
+            )
         _check_topk(self, self.block * self.blocks_per_chunk)
 
     @property

@@ -9,8 +9,9 @@ from ..format import INT8, LANES, Format, TopKBlockFormat
 from . import topk_values
 
 
-def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           first_element: int) -> tuple[Tensor, Tensor]:
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, first_element: int
+) -> tuple[Tensor, Tensor]:
     assert isinstance(format, TopKBlockFormat)
     keys = topk_values.order_key(p).view(-1, format.rows, LANES)
     # A stable sort: ties go to the smallest row.
@@ -29,7 +30,7 @@ def _rows(records: Tensor, format: TopKBlockFormat) -> Tensor:
     width = 1 if format.rows <= 256 else 2
     index = records[..., -format.k * LANES * width :].contiguous()
     index = index if width == 1 else index.view(torch.uint16)
-    return index.long().unflatten(-1, (format.k, LANES))
+    return index.long().view(*records.shape[:-1], format.k, LANES)
 
 
 def check(records: Tensor, format: Format) -> None:
@@ -37,8 +38,10 @@ def check(records: Tensor, format: Format) -> None:
     for rank, rows in enumerate(_rows(records, format)):
         worst = int(rows.max()) if rows.numel() else 0
         if worst >= format.rows:
-            raise ValueError(f"gradcomm: the payload of rank {rank} holds the index {worst}; indices must "
-                             f"be below {format.rows}")
+            raise ValueError(
+                f"gradcomm: the payload of rank {rank} holds the index {worst}; indices must "
+                f"be below {format.rows}"
+            )
 
 
 def mean(records: Tensor, format: Format) -> Tensor:
@@ -46,8 +49,11 @@ def mean(records: Tensor, format: Format) -> Tensor:
     begin = 4 if format.value == INT8 else 0
     rows = _rows(records, format)
     width = 1 if format.rows <= 256 else 2
-    values = topk_values.read(format.value, records[..., begin : -format.k * LANES * width], records[..., :4])
-    values = (values * (torch.ones(()) / records.size(0)).item()).unflatten(-1, (format.k, LANES))
+    values = topk_values.read(
+        format.value, records[..., begin : -format.k * LANES * width], records[..., :4]
+    )
+    values = values * (torch.ones(()) / records.size(0)).item()
+    values = values.view(*records.shape[:-1], format.k, LANES)
     total = torch.zeros(records.size(1), format.rows, LANES, device=records.device)
     for rank in range(records.size(0)):
         for s in range(format.k):  # one by one: a payload that repeats a row adds in this order

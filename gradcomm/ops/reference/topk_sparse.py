@@ -42,8 +42,9 @@ def _over_threshold(keys: Tensor, wanted: int, used: int, k: int, first_index: i
     return torch.cat([passed[passed >= first_index], passed[passed < first_index]])[:k]
 
 
-def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           first_element: int) -> tuple[Tensor, Tensor]:
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, first_element: int
+) -> tuple[Tensor, Tensor]:
     assert isinstance(format, TopKSparseFormat)
     elements = format.span * format.block
     counts = counts.view(-1, format.span)
@@ -65,15 +66,18 @@ def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
     return records, residual
 
 
-def _record(p: Tensor, kept: Tensor, residual: Tensor, index: Tensor,
-            format: TopKSparseFormat) -> tuple[Tensor, Tensor]:
+def _record(
+    p: Tensor, kept: Tensor, residual: Tensor, index: Tensor, format: TopKSparseFormat
+) -> tuple[Tensor, Tensor]:
     """One chunk's record, and what is left of it once these elements are sent."""
     n, scaled = index.numel(), format.SCALED
     groups = -(-format.k // scaled)
     v = torch.zeros(groups * scaled, device=p.device)
     v[:n] = p[index]
     values, scales, left, stays = topk_values.write(format.value, v.view(groups, scaled))
-    residual = residual.scatter(0, index, torch.where(stays.flatten()[:n], kept[index], left.flatten()[:n]))
+    residual = residual.scatter(
+        0, index, torch.where(stays.flatten()[:n], kept[index], left.flatten()[:n])
+    )
     entries = torch.full((format.k,), _UNUSED, dtype=torch.int64, device=p.device)
     entries[:n] = index
     parts = [
@@ -100,8 +104,10 @@ def check(records: Tensor, format: Format) -> None:
     for rank, index in enumerate(_indices(records, format)):
         worst = int(torch.where(index == _UNUSED, 0, index).max()) if index.numel() else 0
         if worst >= bound:
-            raise ValueError(f"gradcomm: the payload of rank {rank} holds the index {worst}; indices must "
-                             f"be below {bound}")
+            raise ValueError(
+                f"gradcomm: the payload of rank {rank} holds the index {worst}; indices must "
+                f"be below {bound}"
+            )
 
 
 def _values(records: Tensor, format: TopKSparseFormat) -> Tensor:
@@ -110,9 +116,10 @@ def _values(records: Tensor, format: TopKSparseFormat) -> Tensor:
     flat = records[..., begin:]
     if not format.scales:
         return topk_values.read(format.value, flat[..., : WIRE_SIZE[format.value] * format.k], flat)
-    padding = format.scales * format.SCALED - format.k
-    grouped = torch.nn.functional.pad(flat[..., : format.k], (0, padding)).unflatten(-1, (-1, format.SCALED))
-    scales = records[..., : 4 * format.scales].unflatten(-1, (-1, 4))
+    shape = (*records.shape[:-1], format.scales)
+    grouped = torch.zeros(*shape, format.SCALED, dtype=torch.uint8, device=records.device)
+    grouped.flatten(-2)[..., : format.k] = flat[..., : format.k]
+    scales = records[..., : 4 * format.scales].reshape(*shape, 4)
     return topk_values.read(format.value, grouped, scales).flatten(-2)[..., : format.k]
 
 
@@ -130,7 +137,9 @@ def mean(records: Tensor, format: Format) -> Tensor:
 
 def sent(records: Tensor, format: Format) -> Tensor:
     assert isinstance(format, TopKSparseFormat)
-    mask = torch.zeros(records.size(0), format.span * format.block, dtype=torch.bool, device=records.device)
+    mask = torch.zeros(
+        records.size(0), format.span * format.block, dtype=torch.bool, device=records.device
+    )
     for r, index in enumerate(_indices(records, format)):
         mask[r, index[index != _UNUSED]] = True
     return mask

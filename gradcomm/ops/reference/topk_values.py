@@ -46,7 +46,12 @@ def write(value: int, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         finite = (~broken).unsqueeze(1).expand_as(v)
         wire = torch.where(finite, (v * inverse).round().clamp(-127, 127), 0.0).to(torch.int8)
         decoded = wire.float() * scales.unsqueeze(1)
-    return wire.contiguous().view(torch.uint8).view(v.size(0), -1), bits.header(scales), v - decoded, ~finite
+    return (
+        wire.contiguous().view(torch.uint8).view(v.size(0), -1),
+        bits.header(scales),
+        v - decoded,
+        ~finite,
+    )
 
 
 def read(value: int, values: Tensor, scales: Tensor) -> Tensor:
@@ -56,5 +61,3 @@ def read(value: int, values: Tensor, scales: Tensor) -> Tensor:
     if value == FLOAT16:
         return values.contiguous().view(torch.float16).float()
     return values.contiguous().view(torch.int8).float() * bits.read_header(scales).unsqueeze(-1)
-
-
