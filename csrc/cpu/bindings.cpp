@@ -23,7 +23,7 @@ using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
 using Ints = std::vector<int64_t>;
 
-constexpr int64_t kVersion = 1;  // gradcomm/ops/native.py expects the same
+constexpr int64_t kVersion = 2;  // gradcomm/ops/native.py expects the same
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -51,7 +51,7 @@ GC_INLINE i64 sample_rank(i64 sampled, i64 wanted, i64 used) {
 }
 
 GC_INLINE i64 start_block(u64 key, u64 first_element, i64 span) {
-  return i64(random_bits(random_key(key, first_element), u32(first_element)) % u32(span));
+  return i64(random_bits(random_key(key, first_element), 0u) % u32(span));
 }
 
 GC_INLINE const char* fault(const i64* format) {

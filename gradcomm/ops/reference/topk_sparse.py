@@ -13,16 +13,7 @@ _SAMPLE = 4096
 
 
 def _start_block(key: int, first_element: int, span: int) -> int:
-    """``random_bits`` of csrc/device/common.cuh for one number."""
-    key, word, high = key & (2**64 - 1), 2**32 - 1, first_element >> 32
-    a = (key + high * 0x9E3779B9) & word
-    b = ((key >> 32) ^ (high * 0x85EBCA6B)) & word
-    x = (first_element + a) & word
-    x ^= x >> 16
-    x = (x * 0x7FEB352D) & word
-    x ^= (x >> 15) ^ b
-    x = (x * 0x846CA68B) & word
-    return (x ^ (x >> 16)) % span
+    return int(bits.random_bits(key, torch.tensor([first_element]), 1)) % span
 
 
 def _exact(keys: Tensor, wanted: int) -> Tensor:
