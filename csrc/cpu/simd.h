@@ -1,8 +1,11 @@
-// Rows of 16 lanes as compiler vectors. g++ and clang lower them to whatever the target has, so one
-// source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once for each (CMakeLists.txt).
+// Rows of 16 lanes, so that one source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once
+// for each (CMakeLists.txt). A row is a compiler vector where a register holds one, else a Pair of
+// halves (pair.h). Both have the usual operators; choices and comparisons go through select, min, max
+// and by_registers.
 #pragma once
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "../device/common.cuh"
 
@@ -10,127 +13,176 @@
 #error "GC_ISA names the namespace of this instruction set: see CMakeLists.txt"
 #endif
 
+#include "pair.h"
+
 namespace gradcomm::GC_ISA {
 
-using f32x16 = float __attribute__((vector_size(64)));
-using u32x16 = u32 __attribute__((vector_size(64)));
-using i32x16 = i32 __attribute__((vector_size(64)));
-using u16x16 = u16 __attribute__((vector_size(32)));
-using u8x16 = u8 __attribute__((vector_size(16)));
-using i8x16 = i8 __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+constexpr int kRegister = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
 
-// Not memcpy: where a register is narrower than a row g++ keeps what memcpy has touched on the stack.
+template <class T, int Lanes, bool Fits = int(sizeof(T)) * Lanes <= kRegister>
+struct RowOf {
+  typedef T type __attribute__((vector_size(Lanes * sizeof(T))));
+};
+template <class T, int Lanes>
+struct RowOf<T, Lanes, false> {
+  using type = Pair<typename RowOf<T, Lanes / 2>::type>;
+};
+template <class T>
+using Row = typename RowOf<T, kLanes>::type;
+
+using f32x16 = Row<float>;
+using u32x16 = Row<u32>;
+using i32x16 = Row<i32>;
+using u16x16 = Row<u16>;
+using u8x16 = Row<u8>;
+using i8x16 = Row<i8>;
+
+// Not memcpy, which makes g++ keep what it has touched on the stack.
 template <class V>
 struct __attribute__((packed, may_alias)) Unaligned {
   V v;
 };
-
 template <class V>
 GC_INLINE V load(const void* p) {
-  return static_cast<const Unaligned<V>*>(p)->v;
+  if constexpr (sizeof(V) > kRegister) {
+    using H = decltype(V{}.lo);
+    return V{load<H>(p), load<H>(static_cast<const char*>(p) + sizeof(H))};
+  } else {
+    return static_cast<const Unaligned<V>*>(p)->v;
+  }
 }
-
 template <class V>
 GC_INLINE void store(void* p, V v) {
-  static_cast<Unaligned<V>*>(p)->v = v;
+  if constexpr (sizeof(V) > kRegister) {
+    store(p, v.lo);
+    store(static_cast<char*>(p) + sizeof(v.lo), v.hi);
+  } else {
+    static_cast<Unaligned<V>*>(p)->v = v;
+  }
 }
 
-// g++ 12 takes a comparison, a choice or a conversion of vectors wider than a register apart, lane by
-// lane. by_registers(f, rows...) hands f one register of each row at a time and joins what it returns.
-#if defined(__AVX512F__) || defined(__clang__)
-constexpr int kRegisters = 1;
-#elif defined(__AVX2__)
-constexpr int kRegisters = 2;
-#else
-constexpr int kRegisters = 4;
-#endif
+// ---- taking rows apart ---------------------------------------------------------------------------
 
-template <class T, int Lanes>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(Lanes * sizeof(T))));
+template <class V>
+struct Lanes {  // of a compiler vector
+  using type = std::remove_cvref_t<decltype(V{}[0])>;
+  static constexpr int count = sizeof(V) / sizeof(type);
+};
+template <class H>
+struct Lanes<Pair<H>> {
+  using type = typename Lanes<H>::type;
+  static constexpr int count = 2 * Lanes<H>::count;
 };
 
-template <int I, class V>
-GC_INLINE auto half(V v) {
-  return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3, I + 4, I + 5, I + 6, I + 7);
+// Lanes (first ^ 0), (first ^ 1), ... of a compiler vector, `count` of them.
+template <int First, class V, int... I>
+GC_INLINE auto lanes_from(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (First ^ I)...);
 }
-template <int I, class V>
-GC_INLINE auto quarter(V v) {
-  return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3);
+template <int First, int Count, class V>
+GC_INLINE auto lanes_from(V v) {
+  return lanes_from<First>(v, std::make_integer_sequence<int, Count>{});
 }
-template <class V>
-GC_INLINE auto join8(V a, V b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
-}
-template <class V>
-GC_INLINE auto join16(V a, V b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+template <class V, int... I>
+GC_INLINE auto join(V lo, V hi, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(lo, hi, I...);
 }
 
-template <class F, class... V>
-GC_INLINE auto by_registers(F f, V... v) {
-  if constexpr (kRegisters == 1)
-    return f(v...);
-  else if constexpr (kRegisters == 2)
-    return join16(f(half<0>(v)...), f(half<8>(v)...));
-  else
-    return join16(join8(f(quarter<0>(v)...), f(quarter<4>(v)...)),
-                  join8(f(quarter<8>(v)...), f(quarter<12>(v)...)));
+template <class H>
+GC_INLINE H low_half(Pair<H> v) { return v.lo; }
+template <class H>
+GC_INLINE H high_half(Pair<H> v) { return v.hi; }
+template <class V>
+GC_INLINE auto low_half(V v) { return lanes_from<0, Lanes<V>::count / 2>(v); }
+template <class V>
+GC_INLINE auto high_half(V v) { return lanes_from<Lanes<V>::count / 2, Lanes<V>::count / 2>(v); }
+
+// f(rows...), one register of each row at a time.
+template <class F, class V, class... W>
+GC_INLINE auto by_registers(F f, V v, W... w) {
+  return f(v, w...);
+}
+template <class F, class H, class... W>
+GC_INLINE auto by_registers(F f, Pair<H> v, W... w) {
+  const auto lo = by_registers(f, v.lo, w.lo...);
+  return Pair<std::remove_cv_t<decltype(lo)>>{lo, by_registers(f, v.hi, w.hi...)};
 }
 
 // Lane by lane. Between widths as a loop, which g++ 12 vectorizes; its builtin it takes apart.
 template <class V, class W>
 GC_INLINE V convert(W w) {
-  return by_registers(
-      [](auto part) {
-        constexpr int lanes = kLanes / kRegisters;
-        using To = typename VectorOf<std::remove_cvref_t<decltype(V{}[0])>, lanes>::type;
-        if constexpr (sizeof(To) == sizeof(part)) {
-          return __builtin_convertvector(part, To);
-        } else {
-          To to;
-          for (int i = 0; i < lanes; ++i) to[i] = part[i];
-          return to;
-        }
-      },
-      w);
+  constexpr int count = Lanes<V>::count;
+  if constexpr (sizeof(V) > kRegister || sizeof(W) > kRegister) {
+    using To = typename Lanes<V>::type;
+    const auto lo = convert<typename RowOf<To, count / 2>::type>(low_half(w));
+    const auto hi = convert<typename RowOf<To, count / 2>::type>(high_half(w));
+    if constexpr (sizeof(V) > kRegister) return V{lo, hi};
+    else return join(lo, hi, std::make_integer_sequence<int, count>{});
+  } else if constexpr (sizeof(V) == sizeof(W)) {
+    return __builtin_convertvector(w, V);
+  } else {
+    V v;
+    for (int i = 0; i < count; ++i) v[i] = w[i];
+    return v;
+  }
 }
+
+// ---- arithmetic ----------------------------------------------------------------------------------
 
 GC_INLINE u32x16 bits_of(f32x16 x) { return (u32x16)x; }
 GC_INLINE f32x16 float_of(u32x16 x) { return (f32x16)x; }
-GC_INLINE f32x16 splat(float x) { return x - f32x16{}; }
-GC_INLINE u32x16 splat(u32 x) { return x - u32x16{}; }
+template <class V, class T>
+GC_INLINE V splat_to(T x) {
+  if constexpr (sizeof(V) > kRegister) {
+    const auto half = splat_to<decltype(V{}.lo)>(x);
+    return V{half, half};
+  } else {
+    return x - V{};  // and not plus, which would lose -0
+  }
+}
+GC_INLINE f32x16 splat(float x) { return splat_to<f32x16>(x); }
+GC_INLINE u32x16 splat(u32 x) { return splat_to<u32x16>(x); }
 
-GC_INLINE u32x16 max(u32x16 a, u32x16 b) {
+template <class V>
+GC_INLINE V max(V a, V b) {
   return by_registers([](auto x, auto y) { return x > y ? x : y; }, a, b);
 }
-GC_INLINE u32x16 min(u32x16 a, u32x16 b) {
+template <class V>
+GC_INLINE V min(V a, V b) {
   return by_registers([](auto x, auto y) { return x < y ? x : y; }, a, b);
 }
-GC_INLINE f32x16 max(f32x16 a, f32x16 b) {
-  return by_registers([](auto x, auto y) { return x > y ? x : y; }, a, b);
-}
-GC_INLINE f32x16 min(f32x16 a, f32x16 b) {
-  return by_registers([](auto x, auto y) { return x < y ? x : y; }, a, b);
+// Lanes of a where the mask is not 0, else of b.
+template <class M, class V>
+GC_INLINE V select(M mask, V a, V b) {
+  return by_registers([](auto m, auto x, auto y) { return m ? x : y; }, mask, a, b);
 }
 GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); }
 
 // Folds the lanes as a tree: half of them a step.
+template <int Width, class V, class Take>
+GC_INLINE auto fold_from(V v, Take take) {
+  if constexpr (Width == 0) return v[0];
+  else return fold_from<Width / 2>(take(v, lanes_from<Width, Lanes<V>::count>(v)), take);
+}
 template <class V, class Take>
 GC_INLINE auto fold(V v, Take take) {
-  v = take(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = take(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
-  v = take(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
-  v = take(v, __builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
-  return v[0];
+  if constexpr (sizeof(V) > kRegister) return fold(take(v.lo, v.hi), take);
+  else return fold_from<Lanes<V>::count / 2>(v, take);
 }
-GC_INLINE u32 largest(u32x16 v) { return fold(v, [](u32x16 a, u32x16 b) { return max(a, b); }); }
-GC_INLINE float largest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return max(a, b); }); }
-GC_INLINE float smallest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return min(a, b); }); }
+GC_INLINE u32 largest(u32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+GC_INLINE float largest(f32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+GC_INLINE float smallest(f32x16 v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
 
-// Halves in the low bits of a row, as common.cuh defines them.
+// ---- halves in the low bits of a row, as common.cuh defines them -----------------------------------
+
 template <class U>
-using FloatsLike = typename VectorOf<float, sizeof(U) / sizeof(float)>::type;
+using FloatsLike = typename RowOf<float, Lanes<U>::count>::type;
 GC_INLINE u32x16 bf16_bits(u32x16 b) {
   return by_registers([](auto part) { return gradcomm::bf16_bits(part); }, b);
 }
