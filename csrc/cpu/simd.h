@@ -18,21 +18,24 @@
 namespace gradcomm::GC_ISA {
 
 #if defined(__AVX512F__)
-constexpr int kRegister = 64;  // bytes
+constexpr int kRegisters = 1;  // that a row of floats fills
 #elif defined(__AVX2__)
-constexpr int kRegister = 32;
+constexpr int kRegisters = 2;
 #else
-constexpr int kRegister = 16;
+constexpr int kRegisters = 4;
 #endif
+constexpr int kWidth = kLanes / kRegisters;  // lanes of a row, of any type, in one compiler vector
 
-template <class T, int Lanes, bool Fits = int(sizeof(T)) * Lanes <= kRegister>
+template <class T, int Count>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(Count * sizeof(T))));
+};
+template <class T, int Count>
 struct RowOf {
-  typedef T type __attribute__((vector_size(Lanes * sizeof(T))));
+  using type = Pair<typename RowOf<T, Count / 2>::type>;
 };
-template <class T, int Lanes>
-struct RowOf<T, Lanes, false> {
-  using type = Pair<typename RowOf<T, Lanes / 2>::type>;
-};
+template <class T>
+struct RowOf<T, kWidth> : VectorOf<T, kWidth> {};
 template <class T>
 using Row = typename RowOf<T, kLanes>::type;
 
@@ -43,6 +46,11 @@ using u16x16 = Row<u16>;
 using u8x16 = Row<u8>;
 using i8x16 = Row<i8>;
 
+template <class V>
+constexpr bool is_pair = false;
+template <class H>
+constexpr bool is_pair<Pair<H>> = true;
+
 // Not memcpy, which makes g++ keep what it has touched on the stack.
 template <class V>
 struct __attribute__((packed, may_alias)) Unaligned {
@@ -50,7 +58,7 @@ struct __attribute__((packed, may_alias)) Unaligned {
 };
 template <class V>
 GC_INLINE V load(const void* p) {
-  if constexpr (sizeof(V) > kRegister) {
+  if constexpr (is_pair<V>) {
     using H = decltype(V{}.lo);
     return V{load<H>(p), load<H>(static_cast<const char*>(p) + sizeof(H))};
   } else {
@@ -59,7 +67,7 @@ GC_INLINE V load(const void* p) {
 }
 template <class V>
 GC_INLINE void store(void* p, V v) {
-  if constexpr (sizeof(V) > kRegister) {
+  if constexpr (is_pair<V>) {
     store(p, v.lo);
     store(static_cast<char*>(p) + sizeof(v.lo), v.hi);
   } else {
@@ -67,69 +75,41 @@ GC_INLINE void store(void* p, V v) {
   }
 }
 
-// ---- taking rows apart ---------------------------------------------------------------------------
-
-template <class V>
-struct Lanes {  // of a compiler vector
-  using type = std::remove_cvref_t<decltype(V{}[0])>;
-  static constexpr int count = sizeof(V) / sizeof(type);
-};
-template <class H>
-struct Lanes<Pair<H>> {
-  using type = typename Lanes<H>::type;
-  static constexpr int count = 2 * Lanes<H>::count;
-};
-
-// Lanes (first ^ 0), (first ^ 1), ... of a compiler vector, `count` of them.
-template <int First, class V, int... I>
-GC_INLINE auto lanes_from(V v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (First ^ I)...);
-}
-template <int First, int Count, class V>
-GC_INLINE auto lanes_from(V v) {
-  return lanes_from<First>(v, std::make_integer_sequence<int, Count>{});
-}
-template <class V, int... I>
-GC_INLINE auto join(V lo, V hi, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(lo, hi, I...);
-}
-
-template <class H>
-GC_INLINE H low_half(Pair<H> v) { return v.lo; }
-template <class H>
-GC_INLINE H high_half(Pair<H> v) { return v.hi; }
-template <class V>
-GC_INLINE auto low_half(V v) { return lanes_from<0, Lanes<V>::count / 2>(v); }
-template <class V>
-GC_INLINE auto high_half(V v) { return lanes_from<Lanes<V>::count / 2, Lanes<V>::count / 2>(v); }
-
 // f(rows...), one register of each row at a time.
 template <class F, class V, class... W>
 GC_INLINE auto by_registers(F f, V v, W... w) {
-  return f(v, w...);
-}
-template <class F, class H, class... W>
-GC_INLINE auto by_registers(F f, Pair<H> v, W... w) {
-  const auto lo = by_registers(f, v.lo, w.lo...);
-  return Pair<std::remove_cv_t<decltype(lo)>>{lo, by_registers(f, v.hi, w.hi...)};
+  if constexpr (is_pair<V>) {
+    const auto lo = by_registers(f, v.lo, w.lo...);
+    return Pair<std::remove_cv_t<decltype(lo)>>{lo, by_registers(f, v.hi, w.hi...)};
+  } else {
+    return f(v, w...);
+  }
 }
 
-// Lane by lane. Between widths as a loop, which g++ 12 vectorizes; its builtin it takes apart.
+// Lanes (First ^ i) * Stride for each i.
+template <int First, int Stride, class V, int... I>
+GC_INLINE auto lanes_of(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, ((First ^ I) * Stride)...);
+}
+using AllLanes = std::make_integer_sequence<int, kWidth>;
+
+// Lane by lane. Between widths g++ 12 vectorizes a loop for wider lanes, for narrower ones only with
+// AVX-512; else the low parts of the lanes are picked. Its builtin it takes apart.
 template <class V, class W>
 GC_INLINE V convert(W w) {
-  constexpr int count = Lanes<V>::count;
-  if constexpr (sizeof(V) > kRegister || sizeof(W) > kRegister) {
-    using To = typename Lanes<V>::type;
-    const auto lo = convert<typename RowOf<To, count / 2>::type>(low_half(w));
-    const auto hi = convert<typename RowOf<To, count / 2>::type>(high_half(w));
-    if constexpr (sizeof(V) > kRegister) return V{lo, hi};
-    else return join(lo, hi, std::make_integer_sequence<int, count>{});
+  if constexpr (is_pair<V>) {
+    using H = decltype(V{}.lo);
+    return V{convert<H>(w.lo), convert<H>(w.hi)};
   } else if constexpr (sizeof(V) == sizeof(W)) {
     return __builtin_convertvector(w, V);
-  } else {
+  } else if constexpr (sizeof(V) > sizeof(W) || kRegisters == 1) {
     V v;
-    for (int i = 0; i < count; ++i) v[i] = w[i];
+    for (int i = 0; i < kWidth; ++i) v[i] = w[i];
     return v;
+  } else {
+    constexpr int stride = sizeof(W) / sizeof(V);
+    using Parts = typename VectorOf<std::remove_cvref_t<decltype(V{}[0])>, kWidth * stride>::type;
+    return lanes_of<0, stride>((Parts)w, AllLanes{});
   }
 }
 
@@ -139,7 +119,7 @@ GC_INLINE u32x16 bits_of(f32x16 x) { return (u32x16)x; }
 GC_INLINE f32x16 float_of(u32x16 x) { return (f32x16)x; }
 template <class V, class T>
 GC_INLINE V splat_to(T x) {
-  if constexpr (sizeof(V) > kRegister) {
+  if constexpr (is_pair<V>) {
     const auto half = splat_to<decltype(V{}.lo)>(x);
     return V{half, half};
   } else {
@@ -166,14 +146,14 @@ GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); 
 
 // Folds the lanes as a tree: half of them a step.
 template <int Width, class V, class Take>
-GC_INLINE auto fold_from(V v, Take take) {
+GC_INLINE auto fold_vector(V v, Take take) {
   if constexpr (Width == 0) return v[0];
-  else return fold_from<Width / 2>(take(v, lanes_from<Width, Lanes<V>::count>(v)), take);
+  else return fold_vector<Width / 2>(take(v, lanes_of<Width, 1>(v, AllLanes{})), take);
 }
 template <class V, class Take>
 GC_INLINE auto fold(V v, Take take) {
-  if constexpr (sizeof(V) > kRegister) return fold(take(v.lo, v.hi), take);
-  else return fold_from<Lanes<V>::count / 2>(v, take);
+  if constexpr (is_pair<V>) return fold(take(v.lo, v.hi), take);
+  else return fold_vector<kWidth / 2>(v, take);
 }
 GC_INLINE u32 largest(u32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
 GC_INLINE float largest(f32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
@@ -182,7 +162,7 @@ GC_INLINE float smallest(f32x16 v) { return fold(v, [](auto a, auto b) { return 
 // ---- halves in the low bits of a row, as common.cuh defines them -----------------------------------
 
 template <class U>
-using FloatsLike = typename RowOf<float, Lanes<U>::count>::type;
+using FloatsLike = typename VectorOf<float, sizeof(U) / sizeof(float)>::type;
 GC_INLINE u32x16 bf16_bits(u32x16 b) {
   return by_registers([](auto part) { return gradcomm::bf16_bits(part); }, b);
 }
