@@ -15,4 +15,5 @@ torch.set_num_threads(2)  # more than one, so that work is split
 
 def pytest_report_header() -> str:
     return f"gradcomm: CPU operators run on {native.cpu_executor()}" + (
-        f" ({native.missing})" if native.missing else "")
+        f" ({native.missing})" if native.missing else ""
+    )
