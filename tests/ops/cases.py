@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import types
 
 import pytest
 import torch
@@ -34,12 +33,10 @@ needs_native = pytest.mark.skipif(
     native.missing is not None, reason=f"no native kernels: {native.missing}"
 )
 
-#: The operators by what runs them. The reference is called as plain functions.
-EXECUTORS: dict[str, object] = {"native": torch.ops.gradcomm, "reference": reference}
-
 
 def executors() -> list[object]:
-    """For parametrize: both, the native one skipped with its reason when it is missing."""
+    """For parametrize: what runs the operators, the native ones skipped with a reason when missing. The
+    reference is called as plain functions."""
     return [
         pytest.param(torch.ops.gradcomm, id="native", marks=needs_native),
         pytest.param(reference, id="reference"),
@@ -140,8 +137,3 @@ def gradient(numel: int, dtype: torch.dtype, special: str, seed: int) -> Tensor:
                 torch.randint(0, len(values), (numel // 3,), generator=generator)
             ]
     return g.to(dtype)
-
-
-def run_both(run: types.FunctionType) -> tuple[list[Tensor], list[Tensor]]:
-    """``run(executor)`` for each; what it returns is compared by the caller."""
-    return run(torch.ops.gradcomm), run(reference)
