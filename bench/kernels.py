@@ -4,9 +4,9 @@
 
 A row's figure is the median time of ``b.add_(a)`` (float32, as many elements as the gradient) over the
 median time of the row, the two measured in turn: a machine that is busy slows both. "at least" is what
-the project asks of the row. "bytes" is what a fused kernel must move for an element of the gradient, and
-"of floor" the share of the row's time that moving them at the addition's rate (12 bytes) would take. "x ours": how many
-times as long plain PyTorch takes as the operator that does the same.
+the project asks of the row. "bytes" is what a fused kernel must move for an element of the gradient,
+and "of floor" the share of the row's time that moving them at the addition's rate (12 bytes) would
+take. "x ours": how many times as long plain PyTorch takes as the operator that does the same.
 """
 
 from __future__ import annotations
@@ -50,9 +50,15 @@ class Row:
         seconds = statistics.median(self.seconds)
         add = statistics.median(self.add_seconds)
         figure = add / seconds
-        return {"name": self.name, "ms": seconds * 1e3, "gb_per_s": 4 * numel / seconds / 1e9,
-                "figure": figure, "at_least": self.at_least, "bytes_per_element": self.moved,
-                "of_floor": None if self.moved is None else figure * self.moved / ADD_BYTES}
+        return {
+            "name": self.name,
+            "ms": seconds * 1e3,
+            "gb_per_s": 4 * numel / seconds / 1e9,
+            "figure": figure,
+            "at_least": self.at_least,
+            "bytes_per_element": self.moved,
+            "of_floor": None if self.moved is None else figure * self.moved / ADD_BYTES,
+        }
 
 
 class Packing:
@@ -70,7 +76,9 @@ class Packing:
 
     def encode(self) -> Callable[[], object]:
         residual, payload = self.residual(), torch.empty(1, self.bytes, dtype=torch.uint8)
-        return lambda: ops.encode(self.gradient, self.layout.table, self.ints, residual, payload, None, 7)
+        return lambda: ops.encode(
+            self.gradient, self.layout.table, self.ints, residual, payload, None, 7
+        )
 
     def payloads(self, ranks: int) -> torch.Tensor:
         payloads = torch.empty(ranks, 1, self.bytes, dtype=torch.uint8)
@@ -134,9 +142,13 @@ def operator_rows(gradient: torch.Tensor) -> list[Row]:
         if case.encode is not None or case.always:
             rows.append(Row(f"{case.name} encode + EF", packing.encode(), 12 + wire, case.encode))
         if case.decode is not None or case.always:
-            rows.append(Row(f"{case.name} decode-mean of 2", packing.decode(2), 4 + 2 * wire, case.decode))
+            rows.append(
+                Row(f"{case.name} decode-mean of 2", packing.decode(2), 4 + 2 * wire, case.decode)
+            )
         if case.reduce is not None or case.always:
-            rows.append(Row(f"{case.name} reduce-encode of 2", packing.reduce(2), 8 + 3 * wire, case.reduce))
+            rows.append(
+                Row(f"{case.name} reduce-encode of 2", packing.reduce(2), 8 + 3 * wire, case.reduce)
+            )
     return rows
 
 
@@ -165,10 +177,16 @@ def plain_rows(gradient: torch.Tensor) -> list[Row]:
         residual.copy_(p - torch.zeros_like(p).scatter_(0, index, values))
         return values, index
 
-    return [Row("PyTorch: sign and mean + EF", onebit, ours="onebit encode + EF"),
-            Row("PyTorch: int8 + EF", int8, ours="int8 encode + EF"),
-            Row("PyTorch: topk(|g|, 1%)", lambda: torch.topk(gradient.abs(), k), ours="exact top-k 1% encode + EF"),
-            Row("PyTorch: top-k 1% + EF", topk, ours="exact top-k 1% encode + EF")]
+    return [
+        Row("PyTorch: sign and mean + EF", onebit, ours="onebit encode + EF"),
+        Row("PyTorch: int8 + EF", int8, ours="int8 encode + EF"),
+        Row(
+            "PyTorch: topk(|g|, 1%)",
+            lambda: torch.topk(gradient.abs(), k),
+            ours="exact top-k 1% encode + EF",
+        ),
+        Row("PyTorch: top-k 1% + EF", topk, ours="exact top-k 1% encode + EF"),
+    ]
 
 
 def measure(rows: list[Row], a: torch.Tensor, b: torch.Tensor, repeats: int) -> None:
@@ -192,17 +210,24 @@ def cpu_name() -> str:
 
 
 def show(results: list[dict[str, object]], about: dict[str, object]) -> None:
-    table = Table(title=" · ".join(f"{key} {value}" for key, value in about.items()), title_justify="left")
+    table = Table(
+        title=" · ".join(f"{key} {value}" for key, value in about.items()), title_justify="left"
+    )
     for column in ("operator", "ms", "GB/s", "figure", "at least", "bytes", "of floor", "x ours"):
         table.add_column(column, justify="left" if column == "operator" else "right", no_wrap=True)
     for r in results:
         asked, figure = r["at_least"], r["figure"]
         colour = "" if asked is None else "[green]" if figure >= asked else "[red]"
-        table.add_row(r["name"], f"{r['ms']:.2f}", f"{r['gb_per_s']:.1f}", f"{colour}{figure:.2f}",
-                      "" if asked is None else f"{asked:.2f}",
-                      "" if r["bytes_per_element"] is None else f"{r['bytes_per_element']:.2f}",
-                      "" if r["of_floor"] is None else f"{100 * r['of_floor']:.0f} %",
-                      "" if r["times_ours"] is None else f"{r['times_ours']:.0f}")
+        table.add_row(
+            r["name"],
+            f"{r['ms']:.2f}",
+            f"{r['gb_per_s']:.1f}",
+            f"{colour}{figure:.2f}",
+            "" if asked is None else f"{asked:.2f}",
+            "" if r["bytes_per_element"] is None else f"{r['bytes_per_element']:.2f}",
+            "" if r["of_floor"] is None else f"{100 * r['of_floor']:.0f} %",
+            "" if r["times_ours"] is None else f"{r['times_ours']:.0f}",
+        )
     Console(width=110 if not sys.stdout.isatty() else None).print(table)
 
 
@@ -226,9 +251,15 @@ def main() -> None:
     for row, result in zip(rows + plain, results, strict=True):
         result["times_ours"] = figures[row.ours] / result["figure"] if row.ours in figures else None
     add = statistics.median(t for row in rows for t in row.add_seconds)
-    about = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "torch": torch.__version__,
-             "isa": ops.cpu_executor(), "threads": arguments.threads, "mib": arguments.mib,
-             "add_ms": round(add * 1e3, 3)}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_name(),
+        "torch": torch.__version__,
+        "isa": ops.cpu_executor(),
+        "threads": arguments.threads,
+        "mib": arguments.mib,
+        "add_ms": round(add * 1e3, 3),
+    }
     show(results, about)
     if arguments.json:
         arguments.json.write_text(json.dumps({**about, "rows": results}, indent=1) + "\n")

@@ -25,6 +25,8 @@ using Ints = std::vector<int64_t>;
 
 constexpr int64_t kVersion = 2;  // gradcomm/ops/native.py expects the same
 
+constexpr int64_t kFar = int64_t(1) << 40;  // no block or segment lies or reaches beyond: no overflow
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void check_plain(const Tensor& t, const char* name, ScalarType type, int64_t dim) {
@@ -67,15 +69,21 @@ int64_t set_layout(Args& a, const Tensor& layout, int64_t bucket_numel) {
   int64_t next = 0;
   for (int64_t i = 0; i < a.num_segments; ++i) {
     const Segment& s = a.segments[i];
-    STD_TORCH_CHECK(s.numel >= 1 && s.offset >= 0 &&
+    STD_TORCH_CHECK(s.numel >= 1 && s.numel <= kFar && s.offset >= 0 &&
                         (bucket_numel < 0 || (s.numel <= bucket_numel && s.offset <= bucket_numel - s.numel)),
                     "gradcomm: segment ", i, " of the layout (offset ", s.offset, ", ", s.numel,
                     " elements) leaves the bucket of ", bucket_numel, " elements");
-    STD_TORCH_CHECK(s.first_block >= next, "gradcomm: segment ", i, " of the layout begins at block ",
-                    s.first_block, ", inside the segment before it");
+    STD_TORCH_CHECK(s.first_block >= next && s.first_block <= kFar, "gradcomm: segment ", i,
+                    " of the layout begins at block ", s.first_block,
+                    ", inside the segment before it or out of reach");
     next = s.first_block + ceil_div(s.numel, a.block);
   }
   return next;
+}
+
+void set_begin(Args& a, int64_t block_begin) {
+  STD_TORCH_CHECK(block_begin >= 0 && block_begin <= kFar, "gradcomm: block_begin is ", block_begin);
+  a.block_begin = block_begin;
 }
 
 // The records of a chunk of this many bytes.
@@ -158,7 +166,7 @@ void decode_mean(const Tensor& payloads, const Tensor& layout, Ints format, int6
   a.out = out.mutable_data_ptr();
   set_layout(a, layout, out.numel());
   set_payloads(a, payloads);
-  a.block_begin = block_begin;
+  set_begin(a, block_begin);
   const int64_t records = payloads.size(1) * set_record(a, payloads.size(2));
   check_indices(a, records);
   run(a, select().decode_mean, records);
@@ -170,7 +178,7 @@ void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, in
   set_layout(a, layout, -1);
   set_payloads(a, payloads);
   check_plain(payload, "payload", ScalarType::Byte, 1);
-  a.block_begin = block_begin;
+  set_begin(a, block_begin);
   const int64_t records = payloads.size(1) * set_record(a, payloads.size(2));
   STD_TORCH_CHECK(payload.numel() == payloads.size(1) * payloads.size(2), "gradcomm: the payload has ",
                   payload.numel(), " bytes; the chunk needs ", payloads.size(1) * payloads.size(2));

@@ -45,10 +45,7 @@ struct Cast {
       const u32x16 b = bits_of(x);
       const u32x16 send = by_registers([](auto x) { return cast::sendable(x, cast::largest(Wire)); }, b);
       const f32x16 sent = store_wire(record + i * wire_size(Wire), send);
-      if constexpr (Feedback) {
-        store(e + i, by_registers([](auto m, auto left, auto o) { return m < kInfinity ? left : o; },
-                                  b & kMagnitude, x - sent, old));
-      }
+      if constexpr (Feedback) store(e + i, select((b & kMagnitude) < kInfinity, x - sent, old));
     }
   }
 

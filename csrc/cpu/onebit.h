@@ -32,7 +32,7 @@ struct OneBit {
       store(signs + u * kLanes, convert<u8x16>(field >> (32 - kRows)));
     }
     // The first of onebit::fold_sums' steps, then the others.
-    const float total = fold(even + odd, [](f32x16 a, f32x16 b) { return a + b; });
+    const float total = fold(even + odd, [](auto a, auto b) { return a + b; });
     u32 scale_bits = gradcomm::bits_of(total / float(count));
     if (scale_bits >= kInfinity) {  // the mean of magnitudes has no sign, except as a NaN
       scale_bits = kNaN;

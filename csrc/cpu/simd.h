@@ -1,8 +1,11 @@
-// Rows of 16 lanes as compiler vectors. g++ and clang lower them to whatever the target has, so one
-// source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once for each (CMakeLists.txt).
+// Rows of 16 lanes, so that one source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once
+// for each (CMakeLists.txt). A row is a compiler vector where a register holds one, else a Pair of
+// halves (pair.h). Both have the usual operators; choices and comparisons go through select, min, max
+// and by_registers.
 #pragma once
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -13,136 +16,183 @@
 #error "GC_ISA names the namespace of this instruction set: see CMakeLists.txt"
 #endif
 
+#include "pair.h"
+
 namespace gradcomm::GC_ISA {
 
-using f32x16 = float __attribute__((vector_size(64)));
-using u32x16 = u32 __attribute__((vector_size(64)));
-using i32x16 = i32 __attribute__((vector_size(64)));
-using u16x16 = u16 __attribute__((vector_size(32)));
-using u8x16 = u8 __attribute__((vector_size(16)));
-using i8x16 = i8 __attribute__((vector_size(16)));
-
-// Not memcpy: where a register is narrower than a row g++ keeps what memcpy has touched on the stack.
-template <class V>
-struct __attribute__((packed, may_alias)) Unaligned {
-  V v;
-};
-// Vectors of the processor's own width. Where 16 lanes need several registers, g++ takes comparisons
-// apart lane by lane and keeps what a loop carries in memory: loops that compare use these.
 #if defined(__AVX512F__)
-constexpr int kNative = 16;
-#elif defined(__AVX2__)
-constexpr int kNative = 8;
-#else
-constexpr int kNative = 4;
-#endif
-using f32n = float __attribute__((vector_size(4 * kNative)));
-using i32n = i32 __attribute__((vector_size(4 * kNative)));
-
-template <class V>
-GC_INLINE V load(const void* p) {
-  return static_cast<const Unaligned<V>*>(p)->v;
-}
-
-template <class V>
-GC_INLINE void store(void* p, V v) {
-  static_cast<Unaligned<V>*>(p)->v = v;
-}
-
-// g++ 12 takes a comparison, a choice or a conversion of vectors wider than a register apart, lane by
-// lane. by_registers(f, rows...) hands f one register of each row at a time and joins what it returns.
-#if defined(__AVX512F__) || defined(__clang__)
-constexpr int kRegisters = 1;
+constexpr int kRegisters = 1;  // that a row of floats fills
 #elif defined(__AVX2__)
 constexpr int kRegisters = 2;
 #else
 constexpr int kRegisters = 4;
 #endif
+constexpr int kWidth = kLanes / kRegisters;  // lanes of a row, of any type, in one compiler vector
 
-template <class T, int Lanes>
+template <class T, int Count>
 struct VectorOf {
-  typedef T type __attribute__((vector_size(Lanes * sizeof(T))));
+  typedef T type __attribute__((vector_size(Count * sizeof(T))));
 };
+template <class T, int Count>
+struct RowOf {
+  using type = Pair<typename RowOf<T, Count / 2>::type>;
+};
+template <class T>
+struct RowOf<T, kWidth> : VectorOf<T, kWidth> {};
+template <class T>
+using Row = typename RowOf<T, kLanes>::type;
 
-template <int I, class V>
-GC_INLINE auto half(V v) {
-  return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3, I + 4, I + 5, I + 6, I + 7);
-}
-template <int I, class V>
-GC_INLINE auto quarter(V v) {
-  return __builtin_shufflevector(v, v, I, I + 1, I + 2, I + 3);
+using f32x16 = Row<float>;
+using u32x16 = Row<u32>;
+using i32x16 = Row<i32>;
+using u16x16 = Row<u16>;
+using u8x16 = Row<u8>;
+using i8x16 = Row<i8>;
+
+// One register of a row: for loops in which nothing crosses registers.
+using f32n = typename VectorOf<float, kWidth>::type;
+using i32n = typename VectorOf<i32, kWidth>::type;
+
+template <class V>
+constexpr bool is_pair = false;
+template <class H>
+constexpr bool is_pair<Pair<H>> = true;
+
+// Not memcpy, which makes g++ keep what it has touched on the stack.
+template <class V>
+struct __attribute__((packed, may_alias)) Unaligned {
+  V v;
+};
+template <class V>
+GC_INLINE V load(const void* p) {
+  if constexpr (is_pair<V>) {
+    using H = decltype(V{}.lo);
+    return V{load<H>(p), load<H>(static_cast<const char*>(p) + sizeof(H))};
+  } else {
+    return static_cast<const Unaligned<V>*>(p)->v;
+  }
 }
 template <class V>
-GC_INLINE auto join8(V a, V b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
-}
-template <class V>
-GC_INLINE auto join16(V a, V b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
-template <class F, class... V>
-GC_INLINE auto by_registers(F f, V... v) {
-  if constexpr (kRegisters == 1)
-    return f(v...);
-  else if constexpr (kRegisters == 2)
-    return join16(f(half<0>(v)...), f(half<8>(v)...));
-  else
-    return join16(join8(f(quarter<0>(v)...), f(quarter<4>(v)...)),
-                  join8(f(quarter<8>(v)...), f(quarter<12>(v)...)));
+GC_INLINE void store(void* p, V v) {
+  if constexpr (is_pair<V>) {
+    store(p, v.lo);
+    store(static_cast<char*>(p) + sizeof(v.lo), v.hi);
+  } else {
+    static_cast<Unaligned<V>*>(p)->v = v;
+  }
 }
 
-// Lane by lane. Between widths as a loop, which g++ 12 vectorizes; its builtin it takes apart.
+// f(rows...), one register of each row at a time.
+template <class F, class V, class... W>
+GC_INLINE auto by_registers(F f, V v, W... w) {
+  if constexpr (is_pair<V>) {
+    const auto lo = by_registers(f, v.lo, w.lo...);
+    return Pair<std::remove_cv_t<decltype(lo)>>{lo, by_registers(f, v.hi, w.hi...)};
+  } else {
+    return f(v, w...);
+  }
+}
+
+// Lanes (First ^ i) * Stride for each i.
+template <int First, int Stride, class V, int... I>
+GC_INLINE auto lanes_of(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, ((First ^ I) * Stride)...);
+}
+using AllLanes = std::make_integer_sequence<int, kWidth>;
+
+// Lane by lane. Between widths g++ 12 vectorizes a loop for wider lanes, for narrower ones only with
+// AVX-512; else the low parts of the lanes are picked. Its builtin it takes apart.
 template <class V, class W>
 GC_INLINE V convert(W w) {
-  return by_registers(
-      [](auto part) {
-        constexpr int lanes = kLanes / kRegisters;
-        using To = typename VectorOf<std::remove_cvref_t<decltype(V{}[0])>, lanes>::type;
-        if constexpr (sizeof(To) == sizeof(part)) {
-          return __builtin_convertvector(part, To);
-        } else {
-          To to;
-          for (int i = 0; i < lanes; ++i) to[i] = part[i];
-          return to;
-        }
-      },
-      w);
+  if constexpr (is_pair<V>) {
+    using H = decltype(V{}.lo);
+    return V{convert<H>(w.lo), convert<H>(w.hi)};
+  } else if constexpr (sizeof(V) == sizeof(W)) {
+    return __builtin_convertvector(w, V);
+  } else if constexpr (sizeof(V) > sizeof(W) || kRegisters == 1) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) v[i] = w[i];
+    return v;
+  } else {
+    constexpr int stride = sizeof(W) / sizeof(V);
+    using Parts = typename VectorOf<std::remove_cvref_t<decltype(V{}[0])>, kWidth * stride>::type;
+    return lanes_of<0, stride>((Parts)w, AllLanes{});
+  }
 }
+
+// ---- arithmetic ----------------------------------------------------------------------------------
 
 GC_INLINE u32x16 bits_of(f32x16 x) { return (u32x16)x; }
 GC_INLINE f32x16 float_of(u32x16 x) { return (f32x16)x; }
-GC_INLINE f32x16 splat(float x) { return x - f32x16{}; }
-GC_INLINE u32x16 splat(u32 x) { return x - u32x16{}; }
+template <class V, class T>
+GC_INLINE V splat_to(T x) {
+  if constexpr (is_pair<V>) {
+    const auto half = splat_to<decltype(V{}.lo)>(x);
+    return V{half, half};
+  } else {
+    return x - V{};  // and not plus, which would lose -0
+  }
+}
+GC_INLINE f32x16 splat(float x) { return splat_to<f32x16>(x); }
+GC_INLINE u32x16 splat(u32 x) { return splat_to<u32x16>(x); }
 
-GC_INLINE u32x16 max(u32x16 a, u32x16 b) {
+template <class V>
+GC_INLINE V max(V a, V b) {
   return by_registers([](auto x, auto y) { return x > y ? x : y; }, a, b);
 }
-GC_INLINE u32x16 min(u32x16 a, u32x16 b) {
+template <class V>
+GC_INLINE V min(V a, V b) {
   return by_registers([](auto x, auto y) { return x < y ? x : y; }, a, b);
 }
-GC_INLINE f32x16 max(f32x16 a, f32x16 b) {
-  return by_registers([](auto x, auto y) { return x > y ? x : y; }, a, b);
-}
-GC_INLINE f32x16 min(f32x16 a, f32x16 b) {
-  return by_registers([](auto x, auto y) { return x < y ? x : y; }, a, b);
+// Lanes of a where the mask is not 0, else of b.
+template <class M, class V>
+GC_INLINE V select(M mask, V a, V b) {
+  return by_registers([](auto m, auto x, auto y) { return m ? x : y; }, mask, a, b);
 }
 GC_INLINE u32x16 order_key(u32x16 b) { return min(b & kMagnitude, splat(kNaN)); }
 
 // Folds the lanes as a tree: half of them a step.
+template <int Width, class V, class Take>
+GC_INLINE auto fold_vector(V v, Take take) {
+  if constexpr (Width == 0) return v[0];
+  else return fold_vector<Width / 2>(take(v, lanes_of<Width, 1>(v, AllLanes{})), take);
+}
 template <class V, class Take>
 GC_INLINE auto fold(V v, Take take) {
-  v = take(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = take(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
-  v = take(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
-  v = take(v, __builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
-  return v[0];
+  if constexpr (is_pair<V>) return fold(take(v.lo, v.hi), take);
+  else return fold_vector<kWidth / 2>(v, take);
 }
-GC_INLINE u32 largest(u32x16 v) { return fold(v, [](u32x16 a, u32x16 b) { return max(a, b); }); }
-GC_INLINE float largest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return max(a, b); }); }
-GC_INLINE float smallest(f32x16 v) { return fold(v, [](f32x16 a, f32x16 b) { return min(a, b); }); }
+GC_INLINE u32 largest(u32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+GC_INLINE float largest(f32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+GC_INLINE float smallest(f32x16 v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
 
-// Halves in the low bits of a row, as common.cuh defines them.
+// ---- one register --------------------------------------------------------------------------------
+
+// Magnitudes as signed integers, which every processor can compare.
+GC_INLINE i32n magnitude(f32n x) { return (i32n)x & i32(kMagnitude); }
+GC_INLINE i32n order_key(f32n x) { return min(magnitude(x), i32n{} + i32(kNaN)); }
+GC_INLINE i32 largest(i32n v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+
+// x where it is finite, else y.
+GC_INLINE f32n finite_or(f32n x, f32n y) { return magnitude(x) < i32(kInfinity) ? x : y; }
+
+// The sign of each lane, as bits. Compiler vectors have no word for this.
+GC_INLINE u32 signs_of(i32n v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)v);
+#elif defined(__x86_64__)
+  return _mm_movemask_ps((__m128)v);
+#else
+  u32 lanes = 0;
+  for (int i = 0; i < kWidth; ++i) lanes |= (u32(v[i]) >> 31) << i;
+  return lanes;
+#endif
+}
+
+// ---- halves in the low bits of a row, as common.cuh defines them -----------------------------------
+
 template <class U>
 using FloatsLike = typename VectorOf<float, sizeof(U) / sizeof(float)>::type;
 GC_INLINE u32x16 bf16_bits(u32x16 b) {
@@ -160,35 +210,5 @@ GC_INLINE f32x16 float_of_bf16(u16x16 h) { return float_of(convert<u32x16>(h) <<
 GC_INLINE u16x16 bf16_of_float(f32x16 x) { return convert<u16x16>(bf16_bits(bits_of(x))); }
 GC_INLINE f32x16 float_of_f16(u16x16 h) { return float_of(f32_bits_of_f16(convert<u32x16>(h))); }
 GC_INLINE u16x16 f16_of_float(f32x16 x) { return convert<u16x16>(f16_bits(bits_of(x))); }
-// Magnitudes as signed integers, which every processor can compare.
-GC_INLINE i32n magnitude(f32n x) { return (i32n)x & i32(kMagnitude); }
-GC_INLINE i32n max(i32n a, i32n b) { return a > b ? a : b; }
-GC_INLINE i32n order_key(f32n x) {
-  const i32n m = magnitude(x), nan = i32n{} + i32(kNaN);
-  return m < nan ? m : nan;
-}
-GC_INLINE i32 largest(i32n v) {
-  i32 m = v[0];
-  for (int i = 1; i < kNative; ++i) m = v[i] > m ? v[i] : m;
-  return m;
-}
-
-// x where it is finite, else y.
-GC_INLINE f32n finite_or(f32n x, f32n y) { return magnitude(x) < i32(kInfinity) ? x : y; }
-
-// The sign of each lane, as bits. Compiler vectors have no word for this.
-GC_INLINE u32 signs_of(i32n v) {
-#if defined(__AVX512DQ__)
-  return _mm512_movepi32_mask((__m512i)v);
-#elif defined(__AVX2__)
-  return _mm256_movemask_ps((__m256)v);
-#elif defined(__x86_64__)
-  return _mm_movemask_ps((__m128)v);
-#else
-  u32 lanes = 0;
-  for (int i = 0; i < kNative; ++i) lanes |= (u32(v[i]) >> 31) << i;
-  return lanes;
-#endif
-}
 
 }  // namespace gradcomm::GC_ISA

@@ -56,7 +56,7 @@ class TopKBlock {
     const i64 block = block_;
     float* const old_e = p_;
     i32 row[kLanes], most = 0;
-    for (int lane = 0; lane < kLanes; lane += kNative) {
+    for (int lane = 0; lane < kLanes; lane += kWidth) {
       Best best;
       i32n r{};
       for (i64 i = lane; i < block; i += kLanes, r += 1) {
@@ -94,7 +94,7 @@ class TopKBlock {
     const i64 block = block_;
     float* const p = p_;
     i32* const keys = keys_;
-    for (i64 i = 0; i < block; i += kNative) {
+    for (i64 i = 0; i < block; i += kWidth) {
       f32n x = load<f32n>(g + i) * gain;
       if constexpr (Feedback) x = x + load<f32n>(e + i);
       store(p + i, x);
@@ -102,7 +102,7 @@ class TopKBlock {
     }
     for (i64 s = 0; s < wire_.k; ++s) {
       i32 row[kLanes];
-      for (int lane = 0; lane < kLanes; lane += kNative) {
+      for (int lane = 0; lane < kLanes; lane += kWidth) {
         Best best;
         i32n r{};
         for (i64 i = lane; i < block; i += kLanes, r += 1) best.see(load<i32n>(keys + i), r);
@@ -118,10 +118,11 @@ class TopKBlock {
     write_values(wire_.type, sent_, wire_.k * kLanes, record + wire_.values, record);
     if constexpr (Feedback) {
       for (i64 s = 0; s < wire_.k; ++s) {
-        const u32x16 row = winner_rows(wire_, record, s);
+        u32 row[kLanes];
+        store(row, winner_rows(wire_, record, s));
         for (int l = 0; l < kLanes; ++l) p[i64(row[l]) * kLanes + l] = sent_[s * kLanes + l];
       }
-      for (i64 i = 0; i < block; i += kNative)  // e stays where p is not finite
+      for (i64 i = 0; i < block; i += kWidth)  // e stays where p is not finite
         store(e + i, finite_or(load<f32n>(p + i), load<f32n>(e + i)));
     }
   }
@@ -148,7 +149,8 @@ inline void mask_blocks(const Args& a, i64 begin, i64 end) {
     const BlockRange r = cursor.at(b);
     if (r.count == 0) continue;
     for (i64 s = 0; s < w.k; ++s) {
-      const u32x16 row = winner_rows(w, a.payloads + b * a.record, s);
+      u32 row[kLanes];
+      store(row, winner_rows(w, a.payloads + b * a.record, s));
       for (int l = 0; l < kLanes; ++l) {
         const i64 i = i64(row[l]) * kLanes + l;
         if (i < r.count) a.residual[b * a.block + i] = 0.0f;

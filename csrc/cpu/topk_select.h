@@ -74,7 +74,7 @@ class ChunkReader {
       if (r.count == 0) continue;
       const float* g = gradient(b, r);
       float* e = residual() + b * block;
-      for (i64 i = 0; i < block; i += kNative) {
+      for (i64 i = 0; i < block; i += kWidth) {
         const f32n old = load<f32n>(e + i), x = load<f32n>(g + i) * gain + old;
         store(e + i, finite_or(x, old));
       }
@@ -99,7 +99,7 @@ class ChunkReader {
     const float* g = gradient(b, r);
     const float* e = Feedback ? residual() + b * block : nullptr;
     float* p = p_;
-    for (i64 i = 0; i < block; i += kNative) {
+    for (i64 i = 0; i < block; i += kWidth) {
       f32n x = load<f32n>(g + i) * gain;
       if constexpr (Feedback) x = x + load<f32n>(e + i);
       store(p + i, x);
@@ -150,12 +150,12 @@ __attribute__((noinline)) inline u32 find_passing(const float* p, i64 count, u32
   const i64 whole = (count + kLanes - 1) / kLanes * kLanes;
   u64 word = 0;
   int shift = 0;
-  for (i64 i = 0; i < whole; i += kNative) {
+  for (i64 i = 0; i < whole; i += kWidth) {
     const i32n key = order_key(load<f32n>(p + i));
     most = max(most, key);
     word |= u64(signs_of(below - key)) << shift;
-    shift += kNative;
-    if (shift == 64 || i + kNative == whole) {
+    shift += kWidth;
+    if (shift == 64 || i + kWidth == whole) {
       *words++ = word;
       word = 0;
       shift = 0;

@@ -51,7 +51,8 @@ struct Step {
 // From the largest magnitude (as bits) and the range of a block; symmetric: low 0, high max|p|.
 GC_INLINE Step step_of(u32 magnitude, float low, float high, float levels) {
   const float range = high - low;
-  if (magnitude >= kInfinity || bits_of(range) >= kInfinity) return Step{0.0f, float_of(kNaN), 0.0f, false};
+  if (magnitude >= kInfinity || bits_of(range) >= kInfinity)
+    return Step{0.0f, float_of(kNaN), 0.0f, false};
   if (range < kTiny) return Step{low, 0.0f, 0.0f, true};
   float step = range / levels;
   if ((bits_of(step * levels + low) & kMagnitude) >= kInfinity) step = float_of(bits_of(step) - 1);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import types
 
 import pytest
 import torch
@@ -16,24 +15,32 @@ from gradcomm.ops import CastFormat, Format, Layout, OneBitFormat, QuantizeForma
 FORMATS: list[Format] = [
     OneBitFormat(128),
     OneBitFormat(512),
-    *(QuantizeFormat(block, bits, asymmetric, stochastic)
-      for (block, bits), asymmetric, stochastic in itertools.product(
-          ((512, 8), (128, 4), (64, 2)), (False, True), (False, True))),
+    *(
+        QuantizeFormat(block, bits, asymmetric, stochastic)
+        for (block, bits), asymmetric, stochastic in itertools.product(
+            ((512, 8), (128, 4), (64, 2)), (False, True), (False, True)
+        )
+    ),
     QuantizeFormat(192, 8),
-    CastFormat(16, 0), CastFormat(512, 0), CastFormat(512, 1), CastFormat(48, 2),
+    CastFormat(16, 0),
+    CastFormat(512, 0),
+    CastFormat(512, 1),
+    CastFormat(48, 2),
 ]
 
 #: Skips what compares the kernels with the reference where there are no kernels.
-needs_native = pytest.mark.skipif(native.missing is not None, reason=f"no native kernels: {native.missing}")
-
-#: The operators by what runs them. The reference is called as plain functions.
-EXECUTORS: dict[str, object] = {"native": torch.ops.gradcomm, "reference": reference}
+needs_native = pytest.mark.skipif(
+    native.missing is not None, reason=f"no native kernels: {native.missing}"
+)
 
 
 def executors() -> list[object]:
-    """For parametrize: both, the native one skipped with its reason when it is missing."""
-    return [pytest.param(torch.ops.gradcomm, id="native", marks=needs_native),
-            pytest.param(reference, id="reference")]
+    """For parametrize: what runs the operators, the native ones skipped with a reason when missing. The
+    reference is called as plain functions."""
+    return [
+        pytest.param(torch.ops.gradcomm, id="native", marks=needs_native),
+        pytest.param(reference, id="reference"),
+    ]
 
 
 def bytes_of(t: Tensor) -> Tensor:
@@ -48,7 +55,8 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     """As ``same_bytes``, every NaN counting as one: IEEE leaves open which NaN a sum returns."""
     nan = torch.full_like(a, torch.nan)
     return torch.equal(a.isnan(), b.isnan()) and same_bytes(
-        torch.where(a.isnan(), nan, a), torch.where(b.isnan(), nan, b))
+        torch.where(a.isnan(), nan, a), torch.where(b.isnan(), nan, b)
+    )
 
 
 @dataclasses.dataclass
@@ -86,7 +94,9 @@ class Bucket:
     def to_blocks(self, bucket: Tensor) -> Tensor:
         """A bucket's elements in block space, ``[blocks, block]``, zero where there are none."""
         out = torch.zeros(self.layout.blocks * self.format.block, dtype=bucket.dtype)
-        for (offset, numel, _), (place, _) in zip(self.layout.table.tolist(), self.layout.places(), strict=True):
+        for (offset, numel, _), (place, _) in zip(
+            self.layout.table.tolist(), self.layout.places(), strict=True
+        ):
             out[place : place + numel] = bucket[offset : offset + numel]
         return out.view(-1, self.format.block)
 
@@ -113,17 +123,17 @@ def gradient(numel: int, dtype: torch.dtype, special: str, seed: int) -> Tensor:
     """Normal values over several magnitudes, constant stretches, and here and there a special one."""
     generator = torch.Generator().manual_seed(seed)
     g = torch.randn(numel, generator=generator)
-    g *= 10.0 ** torch.randint(-4, 3, (-(-numel // 100),), generator=generator).repeat_interleave(100)[:numel]
+    g *= (
+        10.0
+        ** torch.randint(-4, 3, (-(-numel // 100),), generator=generator).repeat_interleave(100)[:numel]
+    )
     g[numel // 3 : numel // 2] = 0.25 if seed % 2 else 0.0
     values = SPECIAL[special]
     if values:
         at = torch.randint(0, numel, (1 + numel // 700,), generator=generator)
         g[at] = torch.tensor(values)[torch.randint(0, len(values), at.shape, generator=generator)]
         if special in ("zeros", "denormals"):  # whole blocks of nothing else as well
-            g[: numel // 3] = torch.tensor(values)[torch.randint(0, len(values), (numel // 3,), generator=generator)]
+            g[: numel // 3] = torch.tensor(values)[
+                torch.randint(0, len(values), (numel // 3,), generator=generator)
+            ]
     return g.to(dtype)
-
-
-def run_both(run: types.FunctionType) -> tuple[list[Tensor], list[Tensor]]:
-    """``run(executor)`` for each; what it returns is compared by the caller."""
-    return run(torch.ops.gradcomm), run(reference)

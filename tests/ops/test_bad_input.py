@@ -22,24 +22,39 @@ def example(format: Format = FORMAT) -> Bucket:
 
 def encode_arguments(format: Format = FORMAT) -> Arguments:
     bucket = example(format)
-    return {"source": gradient(bucket.numel, torch.float32, "plain", 0), "layout": bucket.layout.table,
-            "format": format.ints(), "residual": bucket.residual(), "payload": bucket.payload(),
-            "gain": torch.ones(1), "key": 3}
+    return {
+        "source": gradient(bucket.numel, torch.float32, "plain", 0),
+        "layout": bucket.layout.table,
+        "format": format.ints(),
+        "residual": bucket.residual(),
+        "payload": bucket.payload(),
+        "gain": torch.ones(1),
+        "key": 3,
+    }
 
 
 def decode_arguments(format: Format = FORMAT) -> Arguments:
     bucket = example(format)
-    return {"payloads": torch.zeros(2, bucket.chunks, bucket.chunk_bytes, dtype=torch.uint8),
-            "layout": bucket.layout.table, "format": format.ints(), "block_begin": 0,
-            "out": torch.full((bucket.numel,), 7.0)}
+    return {
+        "payloads": torch.zeros(2, bucket.chunks, bucket.chunk_bytes, dtype=torch.uint8),
+        "layout": bucket.layout.table,
+        "format": format.ints(),
+        "block_begin": 0,
+        "out": torch.full((bucket.numel,), 7.0),
+    }
 
 
 def reduce_arguments(format: Format = FORMAT) -> Arguments:
     bucket = example(format)
-    return {"payloads": torch.zeros(2, 1, bucket.chunk_bytes, dtype=torch.uint8),
-            "layout": bucket.layout.table, "format": format.ints(), "block_begin": 0,
-            "residual": torch.zeros(bucket.chunk_blocks * format.block),
-            "payload": torch.zeros(bucket.chunk_bytes, dtype=torch.uint8), "key": 3}
+    return {
+        "payloads": torch.zeros(2, 1, bucket.chunk_bytes, dtype=torch.uint8),
+        "layout": bucket.layout.table,
+        "format": format.ints(),
+        "block_begin": 0,
+        "residual": torch.zeros(bucket.chunk_blocks * format.block),
+        "payload": torch.zeros(bucket.chunk_bytes, dtype=torch.uint8),
+        "key": 3,
+    }
 
 
 MAKE = {"encode": encode_arguments, "decode_mean": decode_arguments, "reduce_encode": reduce_arguments}
@@ -48,6 +63,7 @@ MAKE = {"encode": encode_arguments, "decode_mean": decode_arguments, "reduce_enc
 def change(name: str, how: Callable[[Tensor], object]) -> Callable[[Arguments], None]:
     def apply(arguments: Arguments) -> None:
         arguments[name] = how(arguments[name])
+
     return apply
 
 
@@ -56,6 +72,7 @@ def row(index: int, column: int, value: int) -> Callable[[Tensor], Tensor]:
         table = table.clone()
         table[index, column] = value
         return table
+
     return edit
 
 
@@ -64,44 +81,71 @@ def strided(t: Tensor) -> Tensor:
 
 
 LAYOUTS = {
-    "leaves the bucket": row(1, 1, 10**6), "begins behind the bucket": row(1, 0, 10**6),
-    "overflows": row(1, 0, 2**63 - 1), "negative offset": row(0, 0, -1), "no elements": row(0, 1, 0),
-    "overlapping blocks": row(1, 2, 2), "blocks not increasing": row(1, 2, 0), "negative block": row(0, 2, -1),
-    "int32": Tensor.int, "two columns": lambda t: t[:, :2].contiguous(), "flat": Tensor.flatten,
+    "leaves the bucket": row(1, 1, 10**6),
+    "begins behind the bucket": row(1, 0, 10**6),
+    "overflows": row(1, 0, 2**63 - 1),
+    "negative offset": row(0, 0, -1),
+    "no elements": row(0, 1, 0),
+    "overlapping blocks": row(1, 2, 2),
+    "far block": row(1, 2, 2**63 - 1),
+    "blocks not increasing": row(1, 2, 0),
+    "negative block": row(0, 2, -1),
+    "int32": Tensor.int,
+    "two columns": lambda t: t[:, :2].contiguous(),
+    "flat": Tensor.flatten,
     "strided": strided,
 }
 FORMAT_INTS = {
-    "no family": [9, 128, 0, 0, 0, 0], "negative family": [-1, 128, 0, 0, 0, 0], "few": [1, 128],
-    "many": [1, 128, 0, 0, 0, 0, 0], "no block": [1, 0, 0, 0, 0, 0], "odd block": [1, 100, 0, 0, 0, 0],
-    "long block": [1, 8192, 0, 0, 0, 0], "3 bits": [2, 128, 3, 0, 0, 0], "flag": [2, 128, 8, 2, 0, 0],
-    "other flag": [2, 128, 8, 0, -1, 0], "short block": [2, 32, 8, 0, 0, 0], "wire": [0, 128, 3, 0, 0, 0],
+    "no family": [9, 128, 0, 0, 0, 0],
+    "negative family": [-1, 128, 0, 0, 0, 0],
+    "few": [1, 128],
+    "many": [1, 128, 0, 0, 0, 0, 0],
+    "no block": [1, 0, 0, 0, 0, 0],
+    "odd block": [1, 100, 0, 0, 0, 0],
+    "long block": [1, 8192, 0, 0, 0, 0],
+    "3 bits": [2, 128, 3, 0, 0, 0],
+    "flag": [2, 128, 8, 2, 0, 0],
+    "other flag": [2, 128, 8, 0, -1, 0],
+    "short block": [2, 32, 8, 0, 0, 0],
+    "wire": [0, 128, 3, 0, 0, 0],
     "wire block": [0, 24, 0, 0, 0, 0],
 }
 BUFFERS = {
     "encode": {
-        "source int32": change("source", Tensor.int), "source float64": change("source", Tensor.double),
-        "source 2-D": change("source", lambda t: t.view(1, -1)), "source strided": change("source", strided),
+        "source int32": change("source", Tensor.int),
+        "source float64": change("source", Tensor.double),
+        "source 2-D": change("source", lambda t: t.view(1, -1)),
+        "source strided": change("source", strided),
         "payload short": change("payload", lambda t: t[:1].contiguous()),
         "payload cut": change("payload", lambda t: t[:, :-1].contiguous()),
-        "payload flat": change("payload", Tensor.flatten), "payload int8": change("payload", Tensor.char),
+        "payload flat": change("payload", Tensor.flatten),
+        "payload int8": change("payload", Tensor.char),
         "payload strided": change("payload", strided),
         "residual short": change("residual", lambda t: t[:-1].contiguous()),
         "residual float64": change("residual", Tensor.double),
         "residual bfloat16": change("residual", Tensor.bfloat16),
         "residual 2-D": change("residual", lambda t: t.view(-1, 128)),
         "residual strided": change("residual", strided),
-        "gain float64": change("gain", Tensor.double), "two gains": change("gain", lambda t: t.repeat(2)),
+        "gain float64": change("gain", Tensor.double),
+        "two gains": change("gain", lambda t: t.repeat(2)),
     },
     "decode_mean": {
         "payloads cut": change("payloads", lambda t: t[..., :-1].contiguous()),
-        "payloads 2-D": change("payloads", lambda t: t[0]), "no ranks": change("payloads", lambda t: t[:0]),
-        "payloads int8": change("payloads", Tensor.char), "payloads strided": change("payloads", strided),
-        "out int32": change("out", Tensor.int), "out 2-D": change("out", lambda t: t.view(1, -1)),
+        "payloads 2-D": change("payloads", lambda t: t[0]),
+        "no ranks": change("payloads", lambda t: t[:0]),
+        "payloads int8": change("payloads", Tensor.char),
+        "payloads strided": change("payloads", strided),
+        "negative begin": change("block_begin", lambda _: -1),
+        "far begin": change("block_begin", lambda _: 2**62),
+        "out int32": change("out", Tensor.int),
+        "out 2-D": change("out", lambda t: t.view(1, -1)),
         "out strided": change("out", strided),
     },
     "reduce_encode": {
         "payloads cut": change("payloads", lambda t: t[..., :-1].contiguous()),
-        "no ranks": change("payloads", lambda t: t[:0]), "payloads int8": change("payloads", Tensor.char),
+        "no ranks": change("payloads", lambda t: t[:0]),
+        "negative begin": change("block_begin", lambda _: -1),
+        "payloads int8": change("payloads", Tensor.char),
         "payload short": change("payload", lambda t: t[:-1].contiguous()),
         "payload 2-D": change("payload", lambda t: t.view(1, -1)),
         "residual short": change("residual", lambda t: t[:-1].contiguous()),
@@ -116,17 +160,24 @@ def cases() -> list[object]:
     found = []
     for op, buffers in BUFFERS.items():
         faults = dict(buffers)
-        faults |= {f"layout {name}": change("layout", how) for name, how in LAYOUTS.items()
-                   if op != "reduce_encode" or name not in NEEDS_BUCKET}
-        faults |= {f"format {name}": change("format", lambda _, ints=ints: ints)
-                   for name, ints in FORMAT_INTS.items()}
+        faults |= {
+            f"layout {name}": change("layout", how)
+            for name, how in LAYOUTS.items()
+            if op != "reduce_encode" or name not in NEEDS_BUCKET
+        }
+        faults |= {
+            f"format {name}": change("format", lambda _, ints=ints: ints)
+            for name, ints in FORMAT_INTS.items()
+        }
         found += [pytest.param(op, fault, id=f"{op}: {name}") for name, fault in faults.items()]
     return found
 
 
 @pytest.mark.parametrize("ops", executors())
 @pytest.mark.parametrize(("op", "fault"), cases())
-def test_bad_input_raises_and_writes_nothing(op: str, fault: Callable[[Arguments], None], ops: object) -> None:
+def test_bad_input_raises_and_writes_nothing(
+    op: str, fault: Callable[[Arguments], None], ops: object
+) -> None:
     arguments = MAKE[op]()
     fault(arguments)
     before = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}

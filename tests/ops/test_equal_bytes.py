@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import FORMATS, SPECIAL, Bucket, bucket_of, executors, gradient, needs_native, same_bytes, same_values
+from cases import (
+    FORMATS,
+    SPECIAL,
+    Bucket,
+    bucket_of,
+    executors,
+    gradient,
+    needs_native,
+    same_bytes,
+    same_values,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,8 +30,10 @@ formats = pytest.mark.parametrize("format", FORMATS, ids=str)
 @st.composite
 def runs(draw: st.DrawFn) -> dict[str, object]:
     """Everything about a run but the format: sizes are (blocks, elements more)."""
-    size = st.one_of(st.sampled_from([(0, 1), (0, 31), (0, 33), (1, -1), (1, 0), (1, 1)]),
-                     st.tuples(st.integers(1, 5), st.integers(-40, 40)))
+    size = st.one_of(
+        st.sampled_from([(0, 1), (0, 31), (0, 33), (1, -1), (1, 0), (1, 1)]),
+        st.tuples(st.integers(1, 5), st.integers(-40, 40)),
+    )
     gain = st.one_of(st.none(), st.sampled_from([1.0, 0.5, -3.0, 1e-3]))
     return {
         "sizes": draw(st.lists(size, min_size=1, max_size=6)),
@@ -50,7 +62,9 @@ def encode_steps(ops: object, bucket: Bucket, run: dict) -> list[tuple[Tensor, T
     for step in range(run["steps"]):
         source = gradient(bucket.numel, run["dtype"], run["special"], run["seed"] + step)
         payload = bucket.payload()
-        ops.encode(source, bucket.layout.table, bucket.format.ints(), residual, payload, gain, run["key"])
+        ops.encode(
+            source, bucket.layout.table, bucket.format.ints(), residual, payload, gain, run["key"]
+        )
         done.append((payload, None if residual is None else residual.clone()))
     return done
 
@@ -75,8 +89,9 @@ def chunk_residual(bucket: Bucket, begin: int) -> Tensor:
 @EXAMPLES
 def test_encode_writes_the_same_payload_and_residual(format: Format, run: dict) -> None:
     bucket = make_bucket(format, run)
-    for ours, theirs in zip(encode_steps(torch.ops.gradcomm, bucket, run),
-                            encode_steps(reference, bucket, run), strict=True):
+    for ours, theirs in zip(
+        encode_steps(torch.ops.gradcomm, bucket, run), encode_steps(reference, bucket, run), strict=True
+    ):
         assert same_bytes(ours[0], theirs[0])
         assert ours[1] is None or same_bytes(ours[1], theirs[1])
 
@@ -85,13 +100,21 @@ def test_encode_writes_the_same_payload_and_residual(format: Format, run: dict) 
 @formats
 @given(run=runs(), ranks=st.integers(1, 3))
 @EXAMPLES
-def test_decoders_give_the_same_from_whole_payloads_and_from_chunks(format: Format, run: dict, ranks: int) -> None:
+def test_decoders_give_the_same_from_whole_payloads_and_from_chunks(
+    format: Format, run: dict, ranks: int
+) -> None:
     bucket = make_bucket(format, run)
     native, ints, table = torch.ops.gradcomm, format.ints(), bucket.layout.table
-    payloads = torch.stack([
-        encode_steps(native, bucket, {**run, "seed": run["seed"] + 10 * rank})[0][0] for rank in range(ranks)])
-    assert same_values(decoded(native, bucket, payloads, run["dtype"]),
-                       decoded(reference, bucket, payloads, run["dtype"]))
+    payloads = torch.stack(
+        [
+            encode_steps(native, bucket, {**run, "seed": run["seed"] + 10 * rank})[0][0]
+            for rank in range(ranks)
+        ]
+    )
+    assert same_values(
+        decoded(native, bucket, payloads, run["dtype"]),
+        decoded(reference, bucket, payloads, run["dtype"]),
+    )
     for chunk in range(bucket.chunks):
         begin, mine = chunk * bucket.chunk_blocks, payloads[:, chunk : chunk + 1].contiguous()
         outs, results = [], []

@@ -32,7 +32,9 @@ def test_floats_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
     # Every half, the ties between neighbours, and the floats next to either; then any bits at all.
     exact = all_halves(dtype).float().view(torch.int32).view(-1, 1)
     tie = 0x1000 if dtype == torch.float16 else 0x8000
-    near = (exact + torch.tensor([0, tie], dtype=torch.int32)).view(-1, 1) + torch.tensor([-1, 0, 1], dtype=torch.int32)
+    near = (exact + torch.tensor([0, tie], dtype=torch.int32)).view(-1, 1) + torch.tensor(
+        [-1, 0, 1], dtype=torch.int32
+    )
     generator = torch.Generator().manual_seed(1)
     some = torch.randint(-(2**31), 2**31, (200_003,), generator=generator).to(torch.int32)
     # Ties between denormal float16 are elsewhere: halves of odd multiples of 2^-24.
@@ -58,5 +60,7 @@ def test_a_finite_value_stays_finite(wire: int, largest: float) -> None:
     torch.ops.gradcomm.decode_mean(payload.unsqueeze(0), layout.table, fmt.ints(), 0, out)
     big = 3e38 if wire == 2 else largest
     assert out[0].item() == pytest.approx(big, rel=2**-8) and out[1].item() == -largest
-    assert out[2].item() == torch.inf and out[3].item() == -torch.inf and out[4].isnan() and out[5] == 1.0
+    assert (
+        out[2].item() == torch.inf and out[3].item() == -torch.inf and out[4].isnan() and out[5] == 1.0
+    )
     assert torch.isfinite(residual).all() and not residual[2:].any()

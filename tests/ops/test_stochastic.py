@@ -8,12 +8,16 @@ from cases import executors
 
 from gradcomm.ops import Layout, QuantizeFormat
 
-VARIANTS = [QuantizeFormat(512, bits, asymmetric, True) for bits in (2, 4, 8) for asymmetric in (False, True)]
+VARIANTS = [
+    QuantizeFormat(512, bits, asymmetric, True) for bits in (2, 4, 8) for asymmetric in (False, True)
+]
 variants = pytest.mark.parametrize("format", VARIANTS, ids=str)
 both = pytest.mark.parametrize("ops", executors())
 
 
-def sent(ops: object, format: QuantizeFormat, source: torch.Tensor, key: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sent(
+    ops: object, format: QuantizeFormat, source: torch.Tensor, key: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Payload, and what it decodes to."""
     layout = Layout.of([(0, source.numel())], format.block)
     payload = torch.empty(1, layout.blocks * format.record_bytes, dtype=torch.uint8)

@@ -35,6 +35,7 @@ _FAMILIES: dict[int, ModuleType] = {
     3: topk_block,
     4: topk_sparse,
 }
+_FAR = 2**40  # no block or segment lies or reaches beyond: kFar in csrc/cpu/bindings.cpp
 _BUCKET_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -60,11 +61,12 @@ def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[lis
     _check(layout.size(1) == 3, f"layout must have 3 columns, not {layout.size(1)}")
     rows, following = layout.tolist(), 0
     for i, (offset, numel, first) in enumerate(rows):
-        _check(numel >= 1 and offset >= 0 and (bucket_numel is None or offset + numel <= bucket_numel),
+        inside = bucket_numel is None or offset + numel <= bucket_numel
+        _check(1 <= numel <= _FAR and offset >= 0 and inside,
                f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
                f"{bucket_numel} elements")
-        _check(first >= following, f"segment {i} of the layout begins at block {first}, inside the "
-                                   "segment before it")
+        _check(following <= first <= _FAR, f"segment {i} of the layout begins at block {first}, inside "
+                                           "the segment before it or out of reach")
         following = first - (-numel // format.block)
     return rows, following
 
@@ -112,7 +114,8 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
     fmt = format_of(format)
     _bucket(source, "source")
     _plain(payload, "payload", torch.uint8, 2)
-    _check(gain is None or (gain.dtype == torch.float32 and gain.numel() == 1), "gain must be one float32")
+    _check(gain is None or (gain.dtype == torch.float32 and gain.numel() == 1),
+           "gain must be one float32")
     rows, needed = _rows(layout, fmt, source.numel())
     blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
     _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
@@ -155,6 +158,7 @@ def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin
     fmt = format_of(format)
     _bucket(out, "out")
     rows, _ = _rows(layout, fmt, out.numel())
+    _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
     flat = _mean(payloads, fmt).view(-1)
     begin, end = block_begin * fmt.block, block_begin * fmt.block + flat.numel()
     for offset, numel, first in rows:
@@ -169,10 +173,12 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
     """See ``schemas.py``."""
     fmt = format_of(format)
     rows, _ = _rows(layout, fmt, None)
+    _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
     _plain(payload, "payload", torch.uint8, 1)
     mean = _mean(payloads, fmt)
     _check(payload.numel() == payloads.size(1) * payloads.size(2),
-           f"the payload has {payload.numel()} bytes; the chunk needs {payloads.size(1) * payloads.size(2)}")
+           f"the payload has {payload.numel()} bytes; the chunk needs "
+           f"{payloads.size(1) * payloads.size(2)}")
     counts = _counts(rows, fmt, block_begin, mean.size(0))
     inside = torch.arange(fmt.block) < counts.unsqueeze(-1)
     p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
