@@ -39,7 +39,8 @@ class Part:
         self.exchange = exchange
         self.slices = [slices[i] for i in order if slices[i].numel > 0]
         self.whole = whole
-        self.layout = ops.Layout.of([(s.offset, s.numel) for s in self.slices], codec.block)
+        segments = [(s.offset, s.numel) for s in self.slices]
+        self.layout = ops.Layout.of(segments, codec.block, [s.key << 40 for s in self.slices])
         self.keys = tuple(s.key for s in self.slices)
         self.numel = self.layout.numel
 

@@ -254,10 +254,9 @@ class CommState:
             with meter.clock("encode"):
                 gain = self._clip.gain(keys, buffer)
         for part in parts:
-            stage = part.keys[0] if part.keys else 0
             turn = Turn(
                 step=max(0, step - self.warmup_steps),
-                key=key_of(self.seed, step, transport.rank, stage),
+                key=key_of(self.seed, step, transport.rank),
                 gain=gain,
                 ranks=ranks,
                 rank=transport.rank,

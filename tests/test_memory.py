@@ -125,7 +125,7 @@ def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str, str]:
     return hashes[0], hashes[1], hashes[2]
 
 
-@pytest.mark.parametrize("codec", ["int4", "onebit", "topk:momentum=0.9", "powersgd"])
+@pytest.mark.parametrize("codec", ["int4:rounding=stochastic", "onebit", "topk:momentum=0.9", "powersgd"])
 def test_resumed_is_not_interrupted(ranks: Ranks, codec: str) -> None:
     for through, resumed, forgotten in ranks.run(_resume, 2, codec):
         assert through == resumed

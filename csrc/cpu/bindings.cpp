@@ -23,7 +23,7 @@ using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
 using Ints = std::vector<int64_t>;
 
-constexpr int64_t kVersion = 2;  // gradcomm/ops/native.py expects the same
+constexpr int64_t kVersion = 3;  // gradcomm/ops/native.py expects the same
 
 constexpr int64_t kFar = int64_t(1) << 40;  // no block or segment lies or reaches beyond: no overflow
 
@@ -62,8 +62,8 @@ Args make_args(const Ints& format) {
 // The last block that a segment of the layout needs, plus one.
 int64_t set_layout(Args& a, const Tensor& layout, int64_t bucket_numel) {
   check_plain(layout, "layout", ScalarType::Long, 2);
-  STD_TORCH_CHECK(layout.size(1) == 3, "gradcomm: layout must have 3 columns, not ", layout.size(1));
-  static_assert(sizeof(Segment) == 3 * sizeof(int64_t));
+  STD_TORCH_CHECK(layout.size(1) == 4, "gradcomm: layout must have 4 columns, not ", layout.size(1));
+  static_assert(sizeof(Segment) == 4 * sizeof(int64_t));
   a.segments = static_cast<const Segment*>(layout.const_data_ptr());
   a.num_segments = layout.size(0);
   int64_t next = 0;

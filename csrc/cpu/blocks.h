@@ -1,10 +1,10 @@
 // The three loops over blocks, for any block format. A format is a struct with
 //
 //   template <bool Feedback>
-//   void encode(const float* g, float gain, float* e, u8* record, i64 count, u64 element);
+//   void encode(const float* g, float gain, float* e, u8* record, i64 count, u64 counter);
 //       one block: p = gain * g + e; write the record; with Feedback e <- p - decoded(p), and e stays
 //       as it is where p is not finite. g and e hold a whole block, zero from count on; what this
-//       writes to e from count on is wiped by the caller. `element` is the block's first element.
+//       writes to e from count on is wiped by the caller. `counter` is that of its first element's random number.
 //   template <bool First, bool Last>
 //   void decode(const u8* record, float* sum, float inverse);
 //       sum = (First ? 0 : sum) + decoded, and Last multiplies by inverse: the mean.
@@ -66,7 +66,7 @@ class Cursor {
   BlockRange at(i64 index) {
     const i64 b = a_.block_begin + index;
     while (segment_ + 1 < a_.num_segments && a_.segments[segment_ + 1].first_block <= b) ++segment_;
-    if (segment_ < 0) return BlockRange{0, 0};
+    if (segment_ < 0) return BlockRange{0, 0, 0};
     return block_in_segment(a_.segments[segment_], b, a_.block);
   }
 
@@ -76,16 +76,15 @@ class Cursor {
 };
 
 template <class Format>
-void encode_one(Format& format, const Args& a, const float* g, float gain, i64 index, i64 count) {
+void encode_one(Format& format, const Args& a, const float* g, float gain, i64 index, BlockRange r) {
   u8* record = a.payload + index * a.record;
-  const u64 element = u64(a.block_begin + index) * u64(a.block);
   if (a.residual == nullptr) {
-    format.template encode<false>(g, gain, nullptr, record, count, element);
+    format.template encode<false>(g, gain, nullptr, record, r.count, r.counter);
     return;
   }
   float* e = a.residual + index * a.block;
-  format.template encode<true>(g, gain, e, record, count, element);
-  if (count < a.block) std::memset(e + count, 0, (a.block - count) * sizeof(float));
+  format.template encode<true>(g, gain, e, record, r.count, r.counter);
+  if (r.count < a.block) std::memset(e + r.count, 0, (a.block - r.count) * sizeof(float));
 }
 
 template <class Format>
@@ -111,7 +110,7 @@ void encode_blocks(const Args& a, i64 begin, i64 end, float* scratch) {
     if (r.count == 0)
       std::memset(a.payload + b * a.record, 0, a.record);
     else
-      encode_one(format, a, read_block(a, r, scratch), a.gain, b, r.count);
+      encode_one(format, a, read_block(a, r, scratch), a.gain, b, r);
   }
 }
 
@@ -145,7 +144,7 @@ void reduce_encode_blocks(const Args& a, i64 begin, i64 end, float* scratch) {
     mean_of_one(format, a, b, scratch);
     if (r.count < a.block)
       std::memset(scratch + r.count, 0, (a.block - r.count) * sizeof(float));
-    encode_one(format, a, scratch, 1.0f, b, r.count);
+    encode_one(format, a, scratch, 1.0f, b, r);
   }
 }
 

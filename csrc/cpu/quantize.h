@@ -15,7 +15,7 @@ struct Quantize {
   Quantize(const Args& a, float* scratch) : elements_(a.block), p_(scratch), key_(a.key) {}
 
   template <bool Feedback>
-  void encode(const float* g, float gain, float* e, u8* record, i64 count, u64 element) {
+  void encode(const float* g, float gain, float* e, u8* record, i64 count, u64 counter) {
     const i64 elements = elements_;  // copies, or every store might change them
     float* const p = p_;
     u32x16 magnitude{};
@@ -38,7 +38,7 @@ struct Quantize {
     if (!q.finite)
       std::memset(fields, 0, packed_bytes(elements, Bits));
     else
-      pack<Feedback>(q, e, fields, random_key(key_, element));
+      pack<Feedback>(q, e, fields, random_key(key_, counter));
   }
 
   template <bool First, bool Last>

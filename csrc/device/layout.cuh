@@ -13,17 +13,19 @@ struct Segment {
   i64 offset;       // first element, in the bucket
   i64 numel;        // how many; at least 1
   i64 first_block;  // first block; increasing, segments do not share a block
+  i64 origin;       // of the random numbers: the counter of its first element
 };
 
 struct BlockRange {
-  i64 offset;  // first element of the block, in the bucket
-  i64 count;   // elements in use, 0 to block
+  i64 offset;   // first element of the block, in the bucket
+  i64 count;    // elements in use, 0 to block
+  i64 counter;  // of the random numbers, of the block's first element
 };
 
 GC_INLINE BlockRange block_in_segment(const Segment& s, i64 block_index, i64 block) {
   const i64 begin = (block_index - s.first_block) * block;
   const i64 left = s.numel - begin;
-  return BlockRange{s.offset + begin, left < 0 ? 0 : (left < block ? left : block)};
+  return BlockRange{s.offset + begin, left < 0 ? 0 : (left < block ? left : block), s.origin + begin};
 }
 
 // The last segment whose first block is not behind block_index, or -1.

@@ -17,7 +17,8 @@ import torch
 class Layout:
     """Segments of a bucket, cut into blocks.
 
-    ``table`` is int64 ``[segments, 3]`` on the CPU: offset in the bucket, elements, first block.
+    ``table`` is int64 ``[segments, 4]`` on the CPU: offset in the bucket, elements, first block, and the
+    counter of the random number of its first element.
     ``numel`` counts the elements, ``blocks`` the blocks they fill.
     """
 
@@ -27,15 +28,21 @@ class Layout:
     blocks: int
 
     @staticmethod
-    def of(segments: Sequence[tuple[int, int]], block: int) -> Layout:
-        """From ``(offset, elements)`` of each segment, in the order in which they shall lie."""
+    def of(
+        segments: Sequence[tuple[int, int]], block: int, origins: Sequence[int] | None = None
+    ) -> Layout:
+        """From ``(offset, elements)`` of each segment, in the order in which they shall lie.
+
+        ``origins``: where each segment's random numbers begin; with one for each parameter a
+        parameter draws the same whatever bucket it is in. By default its place in block space.
+        """
         rows, first = [], 0
-        for offset, numel in segments:
+        for i, (offset, numel) in enumerate(segments):
             if numel < 1 or offset < 0:
                 raise ValueError(f"gradcomm: no segment has offset {offset} and {numel} elements")
-            rows.append((offset, numel, first))
+            rows.append((offset, numel, first, first * block if origins is None else origins[i]))
             first += -(-numel // block)
-        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
         return Layout(table, block, sum(n for _, n in segments), first)
 
     def padded(self, parts: int) -> int:
@@ -45,8 +52,8 @@ class Layout:
     def in_block_space(self) -> torch.Tensor:
         """The table of a source that lies in block space already, as a residual does."""
         first = self.table[:, 2]
-        return torch.stack([first * self.block, self.table[:, 1], first], dim=1)
+        return torch.stack([first * self.block, self.table[:, 1], first, self.table[:, 3]], dim=1)
 
     def places(self) -> list[tuple[int, int]]:
         """``(first element in block space, elements)`` of each segment."""
-        return [(first * self.block, numel) for _, numel, first in self.table.tolist()]
+        return [(first * self.block, numel) for _, numel, first, _ in self.table.tolist()]

@@ -11,7 +11,7 @@ import torch
 logger = logging.getLogger("gradcomm")
 
 _NAME = "libgradcomm_cpu.so"
-_VERSION = 2  # kVersion in csrc/cpu/bindings.cpp
+_VERSION = 3  # kVersion in csrc/cpu/bindings.cpp
 
 
 def _find() -> pathlib.Path | None:

@@ -4,7 +4,8 @@ A native library registers its kernels for a device on top (``native.py``).
 
 ``encode(source, layout, format, residual, payload, gain, key)``
     Packs a bucket. ``source``: the bucket, 1-D contiguous float32, float16 or bfloat16. ``layout``:
-    int64 ``[segments, 3]`` on the CPU: offset in the bucket, elements, first block (``layout.py``).
+    int64 ``[segments, 4]`` on the CPU: offset in the bucket, elements, first block, origin
+    of the random numbers (``layout.py``).
     ``format``: six integers (``format.py``). ``residual``: float32 in block space, or None for no
     error feedback. ``payload``: uint8 ``[chunks, chunk bytes]``. ``gain``: one float32, or None for 1.
     ``key``: of the random numbers. With p = gain g + e: the payload becomes the records of p, and the

@@ -87,14 +87,14 @@ class Bucket:
     def inside(self) -> Tensor:
         """Which elements of the bucket the layout owns."""
         mask = torch.zeros(self.numel, dtype=torch.bool)
-        for offset, numel, _ in self.layout.table.tolist():
+        for offset, numel, _, _ in self.layout.table.tolist():
             mask[offset : offset + numel] = True
         return mask
 
     def to_blocks(self, bucket: Tensor) -> Tensor:
         """A bucket's elements in block space, ``[blocks, block]``, zero where there are none."""
         out = torch.zeros(self.layout.blocks * self.format.block, dtype=bucket.dtype)
-        for (offset, numel, _), (place, _) in zip(
+        for (offset, numel, _, _), (place, _) in zip(
             self.layout.table.tolist(), self.layout.places(), strict=True
         ):
             out[place : place + numel] = bucket[offset : offset + numel]

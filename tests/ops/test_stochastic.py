@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import executors
 
+from gradcomm import ops
 from gradcomm.ops import Layout, QuantizeFormat
 
 VARIANTS = [
@@ -62,3 +63,15 @@ def test_multiples_of_the_step_are_sent_exactly(bits: int, ops: object) -> None:
     most = 2 ** (bits - 1) - 1
     source = torch.arange(-most, most + 1, dtype=torch.float32).repeat(40) * 0.5
     assert torch.equal(sent(ops, QuantizeFormat(512, bits, False, True), source, 1)[1], source)
+
+
+def test_draws_belong_to_the_segment_and_not_to_its_place() -> None:
+    format = QuantizeFormat(64, 8, False, True)
+    g = torch.randn(300, generator=torch.Generator().manual_seed(0))
+    alone = Layout.of([(0, 200)], 64, [7 << 40])
+    behind = Layout.of([(0, 100), (100, 200)], 64, [3 << 40, 7 << 40])
+    one = torch.zeros(1, alone.blocks * format.record_bytes, dtype=torch.uint8)
+    two = torch.zeros(1, behind.blocks * format.record_bytes, dtype=torch.uint8)
+    ops.encode(g[100:].contiguous(), alone.table, format.ints(), None, one, None, 5)
+    ops.encode(g, behind.table, format.ints(), None, two, None, 5)
+    assert torch.equal(one[0], two[0, 2 * format.record_bytes :])

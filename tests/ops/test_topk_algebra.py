@@ -30,7 +30,7 @@ def test_what_is_sent_and_what_is_left_make_p(executor, case: Case) -> None:
     e, g, payload = case.residual(generator), case.bucket(generator), case.payload()
     assert e is not None
     p = torch.zeros_like(e)
-    for (offset, numel, _), (first, _) in zip(
+    for (offset, numel, _, _), (first, _) in zip(
         case.layout.table.tolist(), case.layout.places(), strict=True
     ):
         p[first : first + numel] = g[offset : offset + numel].float() + e[first : first + numel]
@@ -38,7 +38,7 @@ def test_what_is_sent_and_what_is_left_make_p(executor, case: Case) -> None:
     assert e.isfinite().all()
     out = torch.zeros(case.numel)
     executor.decode_mean(payload.unsqueeze(0), case.layout.table, case.format.ints(), 0, out)
-    for (offset, numel, _), (first, _) in zip(
+    for (offset, numel, _, _), (first, _) in zip(
         case.layout.table.tolist(), case.layout.places(), strict=True
     ):
         want, left, got = (
@@ -151,7 +151,7 @@ def test_mask_zeroes_what_was_sent_and_nothing_else(executor, case: Case) -> Non
     executor.decode_mean(payload.unsqueeze(0), case.layout.table, format.ints(), 0, out)
     buffer = torch.ones(case.blocks * format.block)
     executor.topk_mask_(payload, case.layout.table, format.ints(), buffer)
-    for (offset, numel, _), (first, _) in zip(
+    for (offset, numel, _, _), (first, _) in zip(
         case.layout.table.tolist(), case.layout.places(), strict=True
     ):
         assert torch.equal(buffer[first : first + numel] == 0, out[offset : offset + numel] != 0)

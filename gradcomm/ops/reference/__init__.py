@@ -3,9 +3,10 @@ where there is no kernel. Clear before fast.
 
 A family is a module with two functions over a batch of records:
 
-``encode(p, kept, counts, format, key, first_element) -> (records, residual)``
+``encode(p, kept, counts, format, key, counters) -> (records, residual)``
     ``p``: float32 ``[records, elements]``, zero from ``counts`` on; ``kept``: the residual of before,
-    same shape. Returns uint8 ``[records, record bytes]`` and the new residual.
+    same shape; ``counters``: int64 ``[records]``, of the random number of each record's first element.
+    Returns uint8 ``[records, record bytes]`` and the new residual.
 ``mean(records, format) -> Tensor``
     ``records``: uint8 ``[ranks, records, record bytes]``; returns float32 ``[records, elements]``.
 
@@ -58,9 +59,9 @@ def _bucket(t: Tensor, name: str) -> None:
 def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[list[list[int]], int]:
     """The table as lists, checked, and the number of blocks that it needs."""
     _plain(layout, "layout", torch.int64, 2)
-    _check(layout.size(1) == 3, f"layout must have 3 columns, not {layout.size(1)}")
+    _check(layout.size(1) == 4, f"layout must have 4 columns, not {layout.size(1)}")
     rows, following = layout.tolist(), 0
-    for i, (offset, numel, first) in enumerate(rows):
+    for i, (offset, numel, first, _) in enumerate(rows):
         inside = bucket_numel is None or offset + numel <= bucket_numel
         _check(1 <= numel <= _FAR and offset >= 0 and inside,
                f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
@@ -78,28 +79,46 @@ def _records(format: Format, chunk_bytes: int) -> int:
     return chunk_bytes // size
 
 
-def _counts(rows: list[list[int]], format: Format, first_block: int, blocks: int) -> Tensor:
-    """Elements in use of each block."""
+def _blocks(
+    rows: list[list[int]], format: Format, first_block: int, blocks: int
+) -> tuple[Tensor, Tensor]:
+    """Elements in use of each block, and the counter of its first element's random number."""
     counts = torch.zeros(blocks, dtype=torch.int64)
-    for _, numel, first in rows:
+    counters = torch.zeros(blocks, dtype=torch.int64)
+    for _, numel, first, origin in rows:
         index = torch.arange(first, first - (-numel // format.block))
-        used = (numel - (index - first) * format.block).clamp(max=format.block)
+        begin = (index - first) * format.block
         inside = (index >= first_block) & (index < first_block + blocks)
-        counts[index[inside] - first_block] = used[inside]
-    return counts
+        counts[index[inside] - first_block] = (numel - begin).clamp(max=format.block)[inside]
+        counters[index[inside] - first_block] = origin + begin[inside]
+    return counts, counters
 
 
-def _encode(p: Tensor, gathered: Tensor, format: Format, residual: Tensor | None, payload: Tensor,
-            counts: Tensor, key: int, first_block: int) -> None:
-    """Blocks to records, and the residual left behind. ``gathered`` is None-like without feedback."""
+def _encode(
+    p: Tensor,
+    kept: Tensor,
+    format: Format,
+    residual: Tensor | None,
+    payload: Tensor,
+    rows: list[list[int]],
+    key: int,
+    first_block: int,
+) -> None:
+    """Blocks to records, and the residual left behind."""
     elements = format.span * format.block
-    p = p.view(-1, elements)
-    kept = gathered.view(-1, elements)
-    counts = counts.view(-1, format.span)
+    counts, counters = _blocks(rows, format, first_block, p.numel() // format.block)
+    if format.span > 1:  # a record of many blocks draws by its place in block space
+        counters = (first_block + torch.arange(counts.numel())) * format.block
+    p, kept, counts = p.view(-1, elements), kept.view(-1, elements), counts.view(-1, format.span)
     mask = (torch.arange(format.block) < counts.unsqueeze(-1)).view(-1, elements).to(p.device)
     records, left = _FAMILIES[format.family].encode(
-        p, kept, (counts if format.span > 1 else counts.squeeze(1)).to(p.device), format, key,
-        first_block * format.block)
+        p,
+        kept,
+        (counts if format.span > 1 else counts.squeeze(1)).to(p.device),
+        format,
+        key,
+        counters[:: format.span].to(p.device),
+    )
     records[counts.sum(1) == 0] = 0
     payload.view(-1, format.record_bytes).copy_(records)
     if residual is not None:
@@ -120,7 +139,7 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
     blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
     _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
     p = torch.zeros(blocks * fmt.block, device=source.device)
-    for offset, numel, first in rows:
+    for offset, numel, first, _ in rows:
         p[first * fmt.block : first * fmt.block + numel] = source[offset : offset + numel].float()
     if gain is not None:
         p *= gain
@@ -133,7 +152,7 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
         used = min(residual.numel(), kept.numel())
         kept[:used] = residual[:used]
         p += kept
-    _encode(p, kept, fmt, residual, payload, _counts(rows, fmt, 0, blocks), key, 0)
+    _encode(p, kept, fmt, residual, payload, rows, key, 0)
 
 
 def _check_indices(records: Tensor, fmt: Format) -> None:
@@ -161,7 +180,7 @@ def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin
     _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
     flat = _mean(payloads, fmt).view(-1)
     begin, end = block_begin * fmt.block, block_begin * fmt.block + flat.numel()
-    for offset, numel, first in rows:
+    for offset, numel, first, _ in rows:
         low, high = max(first * fmt.block, begin), min(first * fmt.block + numel, end)
         if low < high:
             target = offset + low - first * fmt.block
@@ -179,7 +198,7 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
     _check(payload.numel() == payloads.size(1) * payloads.size(2),
            f"the payload has {payload.numel()} bytes; the chunk needs "
            f"{payloads.size(1) * payloads.size(2)}")
-    counts = _counts(rows, fmt, block_begin, mean.size(0))
+    counts, _ = _blocks(rows, fmt, block_begin, mean.size(0))
     inside = torch.arange(fmt.block) < counts.unsqueeze(-1)
     p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
     kept = torch.zeros_like(p)
@@ -190,7 +209,7 @@ def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_beg
                f"need {p.numel()}")
         kept.copy_(residual[: p.numel()])
         p = p + kept
-    _encode(p, kept, fmt, residual, payload, counts, key, block_begin)
+    _encode(p, kept, fmt, residual, payload, rows, key, block_begin)
 
 
 def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
@@ -208,6 +227,6 @@ def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tenso
     records = payload.reshape(-1, fmt.record_bytes)
     _check_indices(records.unsqueeze(0), fmt)
     sent = family.sent(records, fmt).view(-1)
-    for _, numel, first in rows:
+    for _, numel, first, _ in rows:
         inside = slice(first * fmt.block, first * fmt.block + numel)
         buffer[inside] = torch.where(sent[inside], 0.0, buffer[inside])

@@ -14,7 +14,7 @@ _WIRE = ((torch.float32, torch.int32, 0x7FC00000), (torch.float16, torch.int16, 
 
 
 def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           first_element: int) -> tuple[Tensor, Tensor]:
+           counters: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(format, CastFormat)
     wire, integer, nan = _WIRE[format.wire]
     largest = torch.finfo(wire).max

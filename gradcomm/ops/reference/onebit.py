@@ -12,7 +12,7 @@ _SUMS = 32
 
 
 def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           first_element: int) -> tuple[Tensor, Tensor]:
+           counters: Tensor) -> tuple[Tensor, Tensor]:
     rows = p.abs().view(p.size(0), -1, _SUMS)
     sums = torch.zeros_like(rows[:, 0])
     for i in range(rows.size(1)):

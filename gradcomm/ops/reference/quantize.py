@@ -13,7 +13,7 @@ _ROUND = 1.5 * 2**23  # added and taken away: to nearest, ties to even, and -0 b
 
 
 def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           first_element: int) -> tuple[Tensor, Tensor]:
+           counters: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(format, QuantizeFormat)
     magnitude = (bits.bits(p) & 0x7FFFFFFF).amax(1)
     used = torch.arange(p.size(1), device=p.device) < counts.unsqueeze(1)
@@ -37,8 +37,7 @@ def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
     low, step, inverse, most, least = (t.unsqueeze(1) for t in (low, step, inverse, most, least))
     x = (p - low) * inverse
     if format.stochastic:
-        first = first_element + torch.arange(p.size(0), device=p.device) * format.block
-        u = (bits.random_bits(key, first, p.size(1)) >> 8).float() * 2.0**-24
+        u = (bits.random_bits(key, counters, p.size(1)) >> 8).float() * 2.0**-24
         x = torch.minimum(torch.maximum(x + u, least), most).floor()
     q = (x + _ROUND) - _ROUND
     field = torch.where(finite.unsqueeze(1) & used, q, 0.0).long() & (2**format.bits - 1)

@@ -10,7 +10,7 @@ from . import topk_values
 
 
 def encode(
-    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, first_element: int
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
 ) -> tuple[Tensor, Tensor]:
     assert isinstance(format, TopKBlockFormat)
     keys = topk_values.order_key(p).view(-1, format.rows, LANES)

@@ -34,7 +34,7 @@ def _over_threshold(keys: Tensor, wanted: int, used: int, k: int, first_index: i
 
 
 def encode(
-    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, first_element: int
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
 ) -> tuple[Tensor, Tensor]:
     assert isinstance(format, TopKSparseFormat)
     elements = format.span * format.block
@@ -51,7 +51,7 @@ def encode(
         if format.select == EXACT:
             index = _exact(keys[r], wanted)
         else:
-            start = _start_block(key, first_element + r * elements, format.span) * format.block
+            start = _start_block(key, int(counters[r]), format.span) * format.block
             index = _over_threshold(keys[r], wanted, used, format.k, start)
         records[r], residual[r] = _record(p[r], kept[r], residual[r], index, format)
     return records, residual
