@@ -1,0 +1,66 @@
+# Every duty is one command; `make` lists them. A virtual environment is made where there is none.
+#   PYTHON=python3.12   the interpreter to make it from     VENV=folder   where it lies
+#   ARGS="…"            passed on to the demo, to pytest or to the benchmark
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+# One thread a process: the demo and the tests run several ranks, which would fight over the cores.
+export OMP_NUM_THREADS ?= 1
+
+PY := $(VENV)/bin/python
+# The pin of torch lives in pyproject.toml alone.
+TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test bench lint format clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed  ## a virtual environment with gradcomm in it, editable, and its tools
+
+demo: $(VENV)/.installed  ## train a small model on two ranks with each codec and compare (5 minutes)
+	$(PY) -m bench.demo $(ARGS)
+
+test: $(VENV)/.installed  ## the tests
+	$(PY) -m pytest $(ARGS)
+
+bench: $(VENV)/.installed  ## how fast the kernels are, against memory speed
+	$(PY) bench/kernels.py $(ARGS)
+
+lint: $(VENV)/.installed  ## style and types, changing nothing
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	find csrc -type f | xargs $(VENV)/bin/clang-format --dry-run --Werror
+
+format: $(VENV)/.installed  ## rewrite the sources in the house style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	find csrc -type f | xargs $(VENV)/bin/clang-format -i
+
+clean:  ## remove the virtual environment and what was built or written
+	rm -rf $(VENV) build gradcomm/lib demo.png demo.json .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo \
+	  "gradcomm needs Python 3.10 or newer; give one: make PYTHON=python3.12"; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make a virtual" \
+	  "environment: install the package python3-venv (sudo apt install python3-venv)," \
+	  "or give another interpreter: make PYTHON=python3.12"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+
+# Torch comes first: the build takes its headers from the torch that will load the library, hence no
+# build isolation. The backend itself says whether CMake or Ninja must come from PyPI. The build's folder
+# lies in the environment, whose paths it remembers.
+$(VENV)/.installed: export SKBUILD_BUILD_DIR = $(abspath $(VENV))/build
+$(VENV)/.installed: $(NATIVE) | $(PY)
+	$(PY) -m pip install "$(TORCH)" "scikit-build-core>=0.10"
+	$(PY) -c 'from scikit_build_core.build import get_requires_for_build_editable as needs; \
+	  print(*needs({}), sep="\n")' > $(VENV)/needs.txt
+	$(PY) -m pip install --quiet -r $(VENV)/needs.txt
+	$(PY) -m pip install --quiet --no-build-isolation -e ".[dev,bench]"
+	@touch $@

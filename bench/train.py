@@ -1,0 +1,180 @@
+"""What each rank of the demo does: the same training, once for each codec."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bench import textdata
+from bench.model import ByteModel
+
+PHASES = ("encode", "wire", "decode")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """``batch``: windows a rank and step. ``clip``: global gradient norm after the exchange; None: 1
+    for a codec that does not clip locally. ``lr``: None for the optimizer's default here."""
+
+    codecs: tuple[str, ...]
+    steps: int = 400
+    batch: int = 3
+    context: int = 128
+    width: int = 256
+    depth: int = 3
+    optimizer: str = "adamw"
+    lr: float | None = None
+    seed: int = 0
+    clip: float | None = None
+    recipe: bool = True
+    plain: tuple[str, ...] = ()
+    text: str | None = None
+    evaluations: int = 10
+    held_out: int = 128  # windows that the held-out loss is taken over, by all ranks together
+
+
+def work(rank: int, tell: Callable[..., None], settings: Settings) -> None:
+    """Trains with each codec from the same start on the same batches. Rank 0 tells:
+    ``("model", parameters)``, ``("step", codec, step, training loss)``, ``("result", result)``."""
+    logging.getLogger("gradcomm").setLevel(logging.ERROR)  # the parent has said it already
+    data = textdata.load(settings.text)
+    heard = tell if rank == 0 else lambda *event: None
+    for index, codec in enumerate(settings.codecs):
+        result = _train(rank, index, codec, settings, data, heard)
+        heard("result", result)
+
+
+def _train(
+    rank: int,
+    index: int,
+    codec: str,
+    settings: Settings,
+    data: tuple[torch.Tensor, torch.Tensor],
+    tell: Callable[..., None],
+) -> dict[str, Any]:
+    import gradcomm
+    from gradcomm.codec import parse
+
+    torch.manual_seed(settings.seed)
+    ddp = DistributedDataParallel(ByteModel(settings.width, settings.depth, settings.context))
+    tell("model", sum(p.numel() for p in ddp.parameters()))
+    options: dict[str, Any] = {"plain": settings.plain or None}
+    if settings.recipe:
+        # A short run keeps most of its steps for compression.
+        options["warmup_steps"] = min(parse(codec).recipe.warmup_steps, settings.steps // 4)
+    else:
+        options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
+    state = gradcomm.register(ddp, codec, seed=settings.seed, **options)
+    clip = settings.clip
+    if clip is None:
+        clip = 0.0 if state.clip_norm is not None else 1.0
+    optimizer, schedule = _optimizer(ddp, settings)
+    train, held_out = data
+    draw = torch.Generator().manual_seed(settings.seed * 1000 + rank)
+    every = max(1, settings.steps // settings.evaluations)
+    curve: list[dict[str, float]] = []
+    times: list[float] = []
+    warm: dict[str, Any] = state.stats()
+    for step in range(settings.steps):
+        if step == state.warmup_steps:
+            warm = state.stats()
+        if step % every == 0:
+            curve.append(_evaluate(ddp, held_out, settings, rank, step, state.stats()["bytes_sent"]))
+        start = time.perf_counter()
+        loss = ddp(textdata.sample(train, settings.batch, settings.context, draw))
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        times.append(time.perf_counter() - start)
+        tell("step", index, step + 1, loss.item())
+    stats = state.stats()
+    curve.append(_evaluate(ddp, held_out, settings, rank, settings.steps, stats["bytes_sent"]))
+    hashes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hashes, _hash(ddp))
+    return {
+        "codec": codec,
+        "recipe": state.describe(),
+        "global_clip": clip,
+        "loss": curve[-1]["loss"],
+        "curve": curve,
+        "identical": len(set(hashes)) == 1,
+        "hash": hashes[0],
+        **_costs(warm, stats, times[state.warmup_steps :]),
+        "stats": stats,
+    }
+
+
+def _costs(warm: dict[str, Any], stats: dict[str, Any], times: list[float]) -> dict[str, float]:
+    """Means over the compressed steps: what a long run costs."""
+    steps = max(1, stats["steps"] - warm["steps"])
+
+    def mean(name: str) -> float:
+        return (stats[name] * stats["steps"] - warm[name] * warm["steps"]) / steps
+
+    sent = (stats["bytes_sent"] - warm["bytes_sent"]) / steps
+    plain = (stats["bytes_plain"] - warm["bytes_plain"]) / steps
+    ms = 1e3 * sum(times) / max(1, len(times))
+    costs = {"bytes_per_step": sent, "ratio": plain / sent if sent else 1.0, "step_ms": ms}
+    costs |= {f"{phase}_ms": mean(f"{phase}_ms") for phase in (*PHASES, "wait")}
+    return costs
+
+
+def _optimizer(
+    ddp: DistributedDataParallel, settings: Settings
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """With a linear warm-up of the rate over an eighth of the steps, then a cosine down to a tenth."""
+    optimizer: torch.optim.Optimizer
+    if settings.optimizer == "sgd":
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=settings.lr or 0.3, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=settings.lr or 1e-3, fused=True)
+    warm = max(1, settings.steps // 8)
+
+    def rate(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        share = (step - warm) / max(1, settings.steps - warm)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * share))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+@torch.no_grad()
+def _evaluate(
+    ddp: DistributedDataParallel,
+    held_out: torch.Tensor,
+    settings: Settings,
+    rank: int,
+    step: int,
+    sent: int,
+) -> dict[str, float]:
+    """Held-out loss over the same windows every time, each rank a share of them."""
+    ranks = dist.get_world_size()
+    draw = torch.Generator().manual_seed(rank)
+    total = torch.zeros((), dtype=torch.float64)
+    batches = math.ceil(settings.held_out / ranks / 8)
+    for _ in range(batches):
+        # The module itself: DDP's forward would prepare for a backward that does not come.
+        total += ddp.module(textdata.sample(held_out, 8, settings.context, draw))
+    dist.all_reduce(total)
+    return {"step": step, "loss": total.item() / (ranks * batches), "bytes_sent": sent}
+
+
+def _hash(ddp: DistributedDataParallel) -> str:
+    """Of the bits of all parameters."""
+    digest = hashlib.sha256()
+    for parameter in ddp.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,96 @@
+"""The demo, whole and small; and its ranks, of which none is left when one fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+
+from bench import ranks as bench_ranks
+from bench import report
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_demo_trains_and_reports(tmp_path: pathlib.Path) -> None:
+    out, png = tmp_path / "demo.json", tmp_path / "demo.png"
+    command = [sys.executable, "-m", "bench.demo", "--codecs", "none", "onebit", "--steps", "24"]
+    command += ["--width", "64", "--depth", "1", "--context", "32", "--batch", "4", "--lr", "0.01"]
+    command += ["--json", str(out), "--png", str(png), "--text", str(ROOT / "LICENSE")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = {r["codec"]: r for r in json.loads(out.read_text())["results"]}
+    assert list(results) == ["none", "onebit"]
+    for r in results.values():
+        losses = [point["loss"] for point in r["curve"]]
+        assert all(map(math.isfinite, losses))
+        assert losses[-1] < losses[0] - 0.5
+        assert r["identical"]
+        assert r["codec"] in done.stdout
+    assert results["none"]["ratio"] == pytest.approx(1.0, abs=0.01)
+    assert results["onebit"]["ratio"] > 5
+    assert png.stat().st_size > 1000
+
+
+def test_unknown_codec_is_told_before_anything_starts(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "bench.demo", "--codecs", "nonesuch", "--json", str(tmp_path / "j")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "nonesuch" in done.stderr
+
+
+def _one_fails(rank: int, tell: Callable[..., None]) -> None:
+    if rank == 1:
+        raise ArithmeticError("rank one has had enough")
+    dist.barrier()
+
+
+def _one_dies(rank: int, tell: Callable[..., None]) -> None:
+    if rank == 1:
+        os._exit(7)
+    time.sleep(60)
+
+
+def _none_moves(rank: int, tell: Callable[..., None]) -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("work", "silence", "told"),
+    [
+        (_one_fails, 60, r"rank 1 failed(.|\n)*ArithmeticError: rank one has had enough"),
+        (_one_dies, 60, r"rank 1 died \(exit code 7\)"),
+        (_none_moves, 8, r"no rank has made progress"),
+    ],
+)
+def test_a_failing_rank_ends_all(work: Callable[..., None], silence: float, told: str) -> None:
+    before = set(multiprocessing.active_children())
+    start = time.monotonic()
+    with pytest.raises(bench_ranks.RankError, match=told):
+        list(bench_ranks.run(work, 2, silence=silence))
+    assert time.monotonic() - start < 45
+    assert set(multiprocessing.active_children()) == before
+
+
+def _tells(rank: int, tell: Callable[..., None], word: str) -> None:
+    tell(word, rank)
+
+
+def test_what_ranks_tell_arrives() -> None:
+    assert sorted(bench_ranks.run(_tells, 2, "here")) == [("here", 0), ("here", 1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1230, "1.23 kB"), (10.1e6, "10.1 MB"), (5e9, "5 GB")]
+)
+def test_sizes_read_well(count: float, text: str) -> None:
+    assert report.size(count) == text
