@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomm import checks
@@ -14,7 +15,7 @@ from gradcomm.codec import Codec
 from gradcomm.state import CommState
 
 
-def comm_hook(state: CommState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook for torch's own call: ``ddp.register_comm_hook(gradcomm.CommState(codec),
     gradcomm.comm_hook)``. Ranks compare options in the first backward."""
     return state.exchange(bucket)

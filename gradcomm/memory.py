@@ -13,6 +13,7 @@ of ranks: nothing is lost, and nothing has to be sent.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,7 @@ class Memory:
     def norm(self) -> float:
         """Euclidean norm of this rank's residuals, the owner's not included."""
         views = self._views.get("residual", {}).values()
-        return float(sum(float(v.double().square().sum()) for v in views)) ** 0.5
+        return math.sqrt(sum(float(v.double().square().sum()) for v in views))
 
     def bytes(self) -> int:
         flats = [f for f in self._flat.values()] + [o.residual for o in self._owned.values()]

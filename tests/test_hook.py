@@ -295,3 +295,19 @@ def _hangs(rank: int, ranks: int) -> None:
 
 def _raises(rank: int, ranks: int) -> None:
     raise ValueError("on purpose")
+
+
+def _auto(rank: int, ranks: int) -> tuple[str, str]:
+    ddp = DDP(small_model())
+    state = gradcomm.register(ddp, "auto", min_numel=100)
+    digest_, _ = train(ddp, rank)
+    assert state.stats()["steps"] == 6
+    state.close()
+    return state.codec.spec(), digest_
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_auto_chooses_alike_on_every_rank(ranks: Ranks, world: int) -> None:
+    results = ranks.run(_auto, world)
+    assert len(set(results)) == 1
+    assert results[0][0] in {c.spec() for c in gradcomm.auto.CANDIDATES}

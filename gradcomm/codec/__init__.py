@@ -1,5 +1,6 @@
 """What is sent: one file a family."""
 
+from .auto import Auto as Auto
 from .base import Codec as Codec
 from .base import Recipe as Recipe
 from .base import RecordCodec as RecordCodec

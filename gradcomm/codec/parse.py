@@ -6,6 +6,7 @@ import ast
 import dataclasses
 from typing import Any
 
+from .auto import Auto
 from .base import Codec
 from .cast import Cast
 from .dense import Dense
@@ -24,6 +25,7 @@ NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
     "int2": (Quantize, {"bits": 2}),
     "onebit": (OneBit, {}),
     "topk": (TopK, {}),
+    "auto": (Auto, {}),
     "powersgd": (PowerSGD, {}),
 }
 

@@ -55,5 +55,5 @@ class Quantize(RecordCodec):
 
     def format(self, chunk_blocks: int, step: int) -> ops.Format:
         return ops.QuantizeFormat(
-            self.block, self.bits, int(self.scheme == "minmax"), int(self.rounding == "stochastic")
+            self.block, self.bits, self.scheme == "minmax", self.rounding == "stochastic"
         )

@@ -46,7 +46,8 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     per_byte = 8 // bits
     units = packed.long().unflatten(-1, (-1, 1, 16))
     shifts = torch.arange(per_byte, device=packed.device).view(per_byte, 1) * bits
-    return ((units >> shifts) & (2**bits - 1)).flatten(-3)
+    fields: Tensor = ((units >> shifts) & (2**bits - 1)).flatten(-3)
+    return fields
 
 
 def random_bits(key: int, first_elements: Tensor, elements: int) -> Tensor:
