@@ -43,9 +43,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--optimizer", choices=("adamw", "sgd"), default=default["optimizer"])
     add("--lr", type=float, help="default: 1e-3 for adamw, 0.3 for sgd with momentum 0.9")
     add("--seed", type=int, default=default["seed"])
-    add("--clip", type=float, metavar="NORM",
-        help="global clip of the gradient after the exchange; 0: none;\n"
-             "default: 1, and none where the codec's recipe clips locally")  # fmt: skip
+    add("--clip", type=float, default=default["clip"], metavar="NORM",
+        help="clip of the gradient's norm: before the memory where the codec has one,\n"
+             "else after the exchange; 0: none")  # fmt: skip
     add("--no-recipe", dest="recipe", action="store_false",
         help="compress everything from step 0 with error feedback and no clipping:\n"
              "shows what the recipes are for")  # fmt: skip

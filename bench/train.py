@@ -22,8 +22,8 @@ PHASES = ("encode", "wire", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``batch``: windows a rank and step. ``clip``: global gradient norm after the exchange; None: 1
-    for a codec that does not clip locally. ``lr``: None for the optimizer's default here."""
+    """``batch``: windows a rank and step. ``clip``: what the gradient's norm is clipped to, before
+    the memory where the codec has one, else after the exchange; 0: not at all. ``lr``: None for the optimizer's default here."""
 
     codecs: tuple[str, ...]
     steps: int = 400
@@ -34,7 +34,7 @@ class Settings:
     optimizer: str = "adamw"
     lr: float | None = None
     seed: int = 0
-    clip: float | None = None
+    clip: float = 1.0
     recipe: bool = True
     plain: tuple[str, ...] = ()
     text: str | None = None
@@ -68,15 +68,15 @@ def _train(
     ddp = DistributedDataParallel(ByteModel(settings.width, settings.depth, settings.context))
     tell("model", sum(p.numel() for p in ddp.parameters()))
     options: dict[str, Any] = {"plain": settings.plain or None}
+    recipe, clip = parse(codec).recipe, settings.clip
     if settings.recipe:
         # A short run keeps most of its steps for compression.
-        options["warmup_steps"] = min(parse(codec).recipe.warmup_steps, settings.steps // 4)
+        options["warmup_steps"] = min(recipe.warmup_steps, settings.steps // 4)
+        if recipe.error_feedback and clip:
+            options["clip_norm"], clip = clip, 0.0  # local, before the memory: see gradcomm/clip.py
     else:
         options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
     state = gradcomm.register(ddp, codec, seed=settings.seed, **options)
-    clip = settings.clip
-    if clip is None:
-        clip = 0.0 if state.clip_norm is not None else 1.0
     optimizer, schedule = _optimizer(ddp, settings)
     train, held_out = data
     draw = torch.Generator().manual_seed(settings.seed * 1000 + rank)

@@ -30,8 +30,8 @@ def options(
             isinstance(value, int) and value >= 0, f"{name}={value!r}; use an integer that is 0 or more"
         )
     require(
-        clip_norm is None or (isinstance(clip_norm, int | float) and 0 < clip_norm < float("inf")),
-        f"clip_norm={clip_norm!r}; use a positive number, or None for no clipping",
+        clip_norm in (None, "auto") or (isinstance(clip_norm, int | float) and 0 < clip_norm < float("inf")),
+        f"clip_norm={clip_norm!r}; use a positive number, 'auto', or None for no clipping",
     )
     require(isinstance(error_feedback, bool), f"error_feedback={error_feedback!r}; use True or False")
 

@@ -9,29 +9,57 @@ al., "Deep Gradient Compression", 2018, section 3.3).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+#: ``"auto"`` clips to so many times the running mean of the norm: it leaves a usual gradient alone and
+#: keeps a spike out of the residual, whatever the scale of the loss.
+SPIKE = 2.0
+_DECAY = 0.9  # of the running mean: it looks back some ten steps
+
 
 class Clip:
-    """``norm``: what the local gradient is clipped to."""
+    """``norm``: what the local gradient is clipped to; ``"auto"``: ``SPIKE`` times its running mean."""
 
-    def __init__(self, norm: float) -> None:
+    def __init__(self, norm: float | Literal["auto"]) -> None:
         self.norm = norm
         self._squares: dict[object, Tensor] = {}
+        self._step = -1
+        self._mean: Tensor | None = None
 
-    def gain(self, bucket_key: object, bucket: Tensor) -> Tensor:
+    def gain(self, bucket_key: object, bucket: Tensor, step: int) -> Tensor:
         """One float32: what to multiply this bucket by, at most 1. A non-finite norm gives 1, since
         such a gradient must reach the others as it is; it does not enter the running norm."""
+        if step != self._step:
+            self._step = step
+            self._end_step()
         wide = torch.float32 if bucket.element_size() < 4 else bucket.dtype
-        norm = torch.linalg.vector_norm(bucket, dtype=wide).float()
-        square = norm.square()
+        square = torch.linalg.vector_norm(bucket, dtype=wide).float().square()
         others = [s for key, s in self._squares.items() if key != bucket_key]
         total = torch.stack([square, *others]).sum().sqrt()
-        finite = torch.isfinite(total)
-        self._squares[bucket_key] = torch.where(torch.isfinite(square), square, torch.zeros_like(square))
-        return torch.where(finite, self.norm / total.clamp(min=self.norm), 1.0)
+        self._squares[bucket_key] = torch.where(torch.isfinite(square), square, 0.0)
+        if self.norm != "auto":
+            limit = torch.full_like(total, self.norm)
+        elif self._mean is None:
+            return torch.ones_like(total)
+        else:
+            limit = SPIKE * self._mean
+        clipped = torch.where(total > limit, limit / total, 1.0)
+        return torch.where(torch.isfinite(total), clipped, 1.0)
 
     def forget(self, bucket_key: object) -> None:
         """A bucket of the old layout is gone."""
         self._squares.pop(bucket_key, None)
+
+    def _end_step(self) -> None:
+        """Takes the norm of the step that has ended into the running mean, a spike as what it was
+        clipped to."""
+        if not self._squares:
+            return
+        total = torch.stack(list(self._squares.values())).sum().sqrt()
+        if self._mean is None:
+            self._mean = total
+        else:
+            self._mean = _DECAY * self._mean + (1 - _DECAY) * torch.minimum(total, SPIKE * self._mean)

@@ -45,7 +45,9 @@ class CommState:
             predicate on (name, parameter).
         min_numel: parameters with fewer elements go plain.
         clip_norm: each rank's gradient is clipped to this norm before the memory sees it
-            (``gradcomm.clip``); drop a clip of your own after backward. None: no clipping.
+            (``gradcomm.clip``), and a clip of your own after backward should go: it would throw away
+            what the memory believes was sent. ``"auto"``: to twice the running mean of the norm, which
+            only takes spikes off. None: no clipping.
         error_feedback: whether what was not sent is remembered and added the next time.
         exchange: ``"reduce"``, ``"gather"`` or ``"shard"``; by default chosen by codec and ranks.
         seed: of all random numbers; the same on every rank.
@@ -66,7 +68,7 @@ class CommState:
         warmup_steps: int | _Recipe = "recipe",
         plain: PlainRule = None,
         min_numel: int = MIN_NUMEL,
-        clip_norm: float | None | _Recipe = "recipe",
+        clip_norm: float | Literal["auto"] | None | _Recipe = "recipe",
         error_feedback: bool | _Recipe = "recipe",
         exchange: str | None = None,
         seed: int = 0,
@@ -257,7 +259,7 @@ class CommState:
         gain = None
         if self._clip is not None and not buffer.is_sparse and buffer.is_floating_point():
             with meter.clock("encode"):
-                gain = self._clip.gain(keys, buffer)
+                gain = self._clip.gain(keys, buffer, step)
         for part in parts:
             turn = Turn(
                 step=max(0, step - self.warmup_steps),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Generator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Recipe:
     """
 
     warmup_steps: int = 0
-    clip_norm: float | None = None
+    clip_norm: float | Literal["auto"] | None = None
     error_feedback: bool = False
 
 

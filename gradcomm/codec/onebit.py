@@ -39,7 +39,7 @@ class OneBit(RecordCodec):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(warmup_steps=100, clip_norm=1.0, error_feedback=True)
+        return Recipe(warmup_steps=100, clip_norm="auto", error_feedback=True)
 
     def format(self, chunk_blocks: int, step: int) -> ops.Format:
         return ops.OneBitFormat(self.block)

@@ -90,7 +90,7 @@ class TopK(RecordCodec):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(warmup_steps=100, clip_norm=1.0, error_feedback=True)
+        return Recipe(warmup_steps=100, clip_norm="auto", error_feedback=True)
 
     @property
     def _quota(self) -> tuple[int, int]:
