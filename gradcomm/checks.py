@@ -19,7 +19,7 @@ def codec(value: Any) -> Codec:
 
 
 def options(
-    warmup_steps: Any, clip_norm: Any, error_feedback: Any, min_numel: Any, measure_every: Any
+    warmup_steps: Any, clip_norm: Any, error_feedback: Any, momentum: Any, min_numel: Any, measure_every: Any
 ) -> None:
     for name, value in (
         ("warmup_steps", warmup_steps),
@@ -32,6 +32,10 @@ def options(
     require(
         clip_norm in (None, "auto") or (isinstance(clip_norm, int | float) and 0 < clip_norm < float("inf")),
         f"clip_norm={clip_norm!r}; use a positive number, 'auto', or None for no clipping",
+    )
+    require(
+        isinstance(momentum, int | float) and 0 <= momentum < 1,
+        f"momentum={momentum!r}; use a number from 0 up to below 1",
     )
     require(isinstance(error_feedback, bool), f"error_feedback={error_feedback!r}; use True or False")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from typing import Any, Literal
@@ -48,6 +49,9 @@ class CommState:
             (``gradcomm.clip``), and a clip of your own after backward should go: it would throw away
             what the memory believes was sent. ``"auto"``: to twice the running mean of the norm, which
             only takes spikes off. None: no clipping.
+        momentum: momentum correction (Lin et al., "Deep Gradient Compression", 2018), for SGD with
+            momentum: each rank's own momentum u = momentum u + g is exchanged in place of its gradient,
+            so the optimizer's own must be 0. It costs one float32 an element. 0: off.
         error_feedback: whether what was not sent is remembered and added the next time.
         exchange: ``"reduce"``, ``"gather"`` or ``"shard"``; by default chosen by codec and ranks.
         seed: of all random numbers; the same on every rank.
@@ -70,6 +74,7 @@ class CommState:
         min_numel: int = MIN_NUMEL,
         clip_norm: float | Literal["auto"] | None | _Recipe = "recipe",
         error_feedback: bool | _Recipe = "recipe",
+        momentum: float = 0.0,
         exchange: str | None = None,
         seed: int = 0,
         measure_every: int = 0,
@@ -81,7 +86,10 @@ class CommState:
         self.clip_norm = recipe.clip_norm if clip_norm == "recipe" else clip_norm
         self.error_feedback = recipe.error_feedback if error_feedback == "recipe" else error_feedback
         self.seed, self.measure_every, self.verify = seed, measure_every, verify
-        checks.options(self.warmup_steps, self.clip_norm, self.error_feedback, min_numel, measure_every)
+        self.momentum = momentum
+        checks.options(
+            self.warmup_steps, self.clip_norm, self.error_feedback, momentum, min_numel, measure_every
+        )
         self._plain_rule, self._min_numel, self._exchange = plain, min_numel, exchange
         if exchange is not None:
             choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
@@ -92,6 +100,7 @@ class CommState:
         self._seen: set[int] = set()
         self._graph_task = -1
         self._buckets: dict[tuple[int, ...], tuple[list[Part], list[Part]]] = {}
+        self._warm: set[tuple[int, ...]] = set()
         self._pending_state: dict[str, Any] | None = None
 
     # ---- set-up -----------------------------------------------------------------------------
@@ -131,6 +140,7 @@ class CommState:
             "warmup_steps": self.warmup_steps,
             "clip_norm": self.clip_norm,
             "error_feedback": self.error_feedback,
+            "momentum": self.momentum,
             "exchange": chosen,
             "seed": self.seed,
             "measure_every": self.measure_every,
@@ -161,7 +171,8 @@ class CommState:
             f"first {self.warmup_steps} steps plain; {len(plain)} of {len(self._parameters)} parameters "
             f"({share:.1%} of elements) always plain; local clip "
             f"{'off' if self.clip_norm is None else self.clip_norm}; error feedback "
-            f"{'on' if self.error_feedback else 'off'}"
+            f"{'on' if self.error_feedback else 'off'}; momentum correction "
+            f"{self.momentum or 'off'}"
         )
 
     def _add(self, name: str, tensor: Tensor) -> Parameter:
@@ -186,8 +197,14 @@ class CommState:
         keys = tuple(self._parameters[id(p)].key for p in params)
         self._begin(keys)
         compressed, dense = self._parts(keys, buffer, params)
-        warm = self._step < self.warmup_steps
-        parts = dense if warm else compressed
+        parts = dense if self._step < self.warmup_steps else compressed
+        if parts is compressed and keys in self._warm:
+            self._lane.drain()
+            self._warm.discard(keys)
+            for part in dense:
+                self._memory.drop(part)  # its flat tensors; what they hold goes to the new parts
+        elif parts is dense:
+            self._warm.add(keys)
         step, index = self._step, bucket.index()
 
         def job() -> None:
@@ -227,7 +244,7 @@ class CommState:
         if stale:
             self._lane.drain()  # what runs there may still write to the old layout
         for old in stale:
-            for part in self._buckets.pop(old)[0]:
+            for part in {*itertools.chain(*self._buckets.pop(old))}:
                 self._memory.drop(part)
             if self._clip is not None:
                 self._clip.forget(old)
@@ -271,6 +288,10 @@ class CommState:
                 error_feedback=self.error_feedback,
                 scratch=self._scratch,
             )
+            if self.momentum and buffer.is_floating_point() and not buffer.is_sparse:
+                with meter.clock("encode"):
+                    turn.momentum = self._accelerate(part, buffer, gain)
+                turn.gain = None
             before = transport.traffic.sent
             EXCHANGES[part.exchange](part, buffer, turn, transport, meter.clock)
             meter.count(part.codec.name, part.numel, buffer.element_size(), ranks,
@@ -280,6 +301,16 @@ class CommState:
             meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
         if self.verify:
             compare_ranks(transport, buffer)
+
+    def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
+        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket."""
+        u = self._memory.flat("momentum", part)
+        u.mul_(self.momentum)
+        for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
+            mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
+            mine.add_(g if gain is None else g * gain)
+            g.copy_(mine)
+        return u
 
     # ---- what the user sees -----------------------------------------------------------------
 
@@ -343,6 +374,7 @@ class CommState:
         checks.state(state, self.codec.spec(), self._transport.rank, self._transport.size, sizes)
         self._pending_state = None
         self._buckets.clear()
+        self._warm.clear()
         self._memory.load(state["memory"], keys)
         self._step, self._seen = state["step"], set()
 

@@ -10,6 +10,10 @@ import torch
 from .ranks import Ranks
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="train for fifty steps where six are usual")
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """Processes to run a function on several ranks: ``ranks.run(function, 2, …)``."""

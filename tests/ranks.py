@@ -19,6 +19,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 MAX_RANKS = 4
 
 
@@ -37,6 +40,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="gradcomm-ranks-")
         self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         self._count = 0
+        # Where the ranks meet: on a port that the system picks.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def run(
         self, function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 120, **kwargs: Any
@@ -44,10 +49,10 @@ class Ranks:
         """The ranks' results. ``function`` must be importable (a module's, not a closure). A default
         process group over Gloo is there when it is called, and is destroyed after it."""
         self._count += 1
-        store = pathlib.Path(self._folder.name) / f"store-{self._count}"
+        store = (self._store.port, f"run-{self._count}")
         workers = self._up(ranks)
         for rank, (_, pipe) in enumerate(workers):
-            pipe.send((function, rank, ranks, str(store), args, kwargs))
+            pipe.send((function, rank, ranks, store, args, kwargs))
         replies: dict[int, Any] = {}
         end = time.monotonic() + timeout
         waiting = {pipe: rank for rank, (_, pipe) in enumerate(workers)}
@@ -103,9 +108,6 @@ class Ranks:
 
 
 def _serve(pipe: Connection, log: str) -> None:
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     with open(log, "w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -115,8 +117,14 @@ def _serve(pipe: Connection, log: str) -> None:
             except EOFError:
                 return
             try:
+                patience = timedelta(seconds=60)
+                shared = dist.TCPStore("127.0.0.1", store[0], is_master=False, timeout=patience)
                 dist.init_process_group(
-                    "gloo", f"file://{store}", timedelta(seconds=60), world_size=ranks, rank=rank
+                    "gloo",
+                    store=dist.PrefixStore(store[1], shared),
+                    timeout=patience,
+                    world_size=ranks,
+                    rank=rank,
                 )
                 try:
                     result = function(rank, ranks, *args, **kwargs)

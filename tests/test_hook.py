@@ -131,6 +131,40 @@ def test_registered_as_torch_does(ranks: Ranks) -> None:
     assert same[0][0] == results[0][0]
 
 
+def _momentum(rank: int, ranks: int, codec: str) -> tuple[float, str]:
+    """How far training with momentum correction is from the optimizer's own momentum."""
+    ends = []
+    for corrected in (False, True):
+        ddp = DDP(small_model(), bucket_cap_mb=0.03)
+        state = gradcomm.register(
+            ddp,
+            codec if corrected else "none",
+            momentum=0.9 if corrected else 0.0,
+            warmup_steps=3,
+            min_numel=100,
+        )
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.0 if corrected else 0.9)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(8):
+            optimizer.zero_grad()
+            ddp(torch.randn(16, 40, generator=generator)).square().mean().backward()
+            optimizer.step()
+        state.close()
+        ends.append(torch.cat([p.detach().flatten() for p in ddp.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in small_model().parameters()])
+    return float((ends[1] - ends[0]).norm() / (ends[0] - start).norm()), digest(ends[1])
+
+
+@pytest.mark.parametrize(
+    ("codec", "far"), [("none", 1e-5), ("int8", 0.01), ("topk:density=0.5", 0.4), ("powersgd", 0.3)]
+)
+def test_momentum_correction_is_the_optimizers_momentum(ranks: Ranks, codec: str, far: float) -> None:
+    results = ranks.run(_momentum, 2, codec)
+    assert results[0][1] == results[1][1]
+    for distance, _ in results:
+        assert distance < far
+
+
 class Odd(nn.Module):
     """Empty, 0-d, frozen, shared, channels_last, 1x1 and sparse parameters in one model."""
 
@@ -272,6 +306,7 @@ def _bad(rank: int, ranks: int, case: str) -> tuple[str, str]:
         ("('codec', 'onebit:block=100')", "ValueError", "block=100; use a multiple of 128"),
         ("('codec', 3)", "TypeError", "codec=3; give a codec"),
         ("('warmup_steps', -1)", "ValueError", "warmup_steps=-1"),
+        ("('momentum', 1.0)", "ValueError", "momentum=1.0"),
         ("('clip_norm', 0)", "ValueError", "clip_norm=0"),
         ("('exchange', 'ring')", "ValueError", "exchange='ring' is unknown"),
         ("('exchange', 'reduce')", "ValueError", "exchange='reduce' cannot carry onebit"),

@@ -91,7 +91,7 @@ def test_nothing_is_lost_through_the_rebuild(
         assert layouts == 2
 
 
-def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str, str]:
+def _resume(rank: int, ranks: int, codec: str, momentum: float) -> tuple[str, str, str]:
     """Hashes of the parameters: trained through; stopped and resumed; resumed without the memory."""
 
     def steps(ddp: DDP, first: int, last: int) -> None:
@@ -106,7 +106,8 @@ def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str, str]:
         return digest(torch.cat([p.detach().flatten() for p in ddp.parameters()]))
 
     ddp = DDP(model())
-    state = gradcomm.register(ddp, codec, warmup_steps=1, min_numel=16)
+    options = {"min_numel": 16, "momentum": momentum}
+    state = gradcomm.register(ddp, codec, warmup_steps=1, **options)
     steps(ddp, 0, 4)
     saved, weights = state.state_dict(), {k: v.clone() for k, v in ddp.state_dict().items()}
     steps(ddp, 4, 8)
@@ -115,7 +116,7 @@ def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str, str]:
     for with_memory in (True, False):
         ddp = DDP(model())
         ddp.load_state_dict(weights)
-        state = gradcomm.register(ddp, codec, warmup_steps=1 if with_memory else 0, min_numel=16)
+        state = gradcomm.register(ddp, codec, warmup_steps=1 if with_memory else 0, **options)
         if with_memory:
             state.load_state_dict(saved)
             assert state.step == 4
@@ -125,9 +126,10 @@ def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str, str]:
     return hashes[0], hashes[1], hashes[2]
 
 
-@pytest.mark.parametrize("codec", ["int4:rounding=stochastic", "onebit", "topk:momentum=0.9", "powersgd"])
-def test_resumed_is_not_interrupted(ranks: Ranks, codec: str) -> None:
-    for through, resumed, forgotten in ranks.run(_resume, 2, codec):
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("codec", ["int4:rounding=stochastic", "onebit", "topk", "powersgd"])
+def test_resumed_is_not_interrupted(ranks: Ranks, codec: str, momentum: float) -> None:
+    for through, resumed, forgotten in ranks.run(_resume, 2, codec, momentum):
         assert through == resumed
         assert through != forgotten
 

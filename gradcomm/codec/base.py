@@ -43,7 +43,8 @@ class Turn:
     """One exchange of one part: what a codec may need to know of it.
 
     ``step`` counts from the first step that was compressed. ``key``: of this rank's random numbers.
-    ``gain``: one float32 to multiply the gradient by, or None.
+    ``gain``: one float32 to multiply the gradient by, or None. ``momentum``: this rank's momentum of
+    the part, float32 in block space, which the bucket holds in place of the gradient; or None.
     """
 
     step: int
@@ -54,6 +55,7 @@ class Turn:
     memory: Memory
     error_feedback: bool
     scratch: Scratch
+    momentum: Tensor | None = None
 
 
 class Scratch:
@@ -142,6 +144,12 @@ class RecordCodec(Codec):
         format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
         residual = turn.memory.flat("residual", part) if turn.error_feedback else None
         ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
+        if turn.momentum is not None:
+            self.forget_sent(part, payload, format, turn.momentum)
+
+    def forget_sent(self, part: Part, payload: Tensor, format: ops.Format, momentum: Tensor) -> None:
+        """What a codec does to the momentum, in place, after it sent ``payload``: nothing, if it sends
+        something of every element."""
 
     def decode_mean(self, part: Part, payloads: Tensor, bucket: Tensor, turn: Turn) -> None:
         """Writes the mean over ranks of ``payloads``, uint8 ``[ranks, chunks, chunk bytes]``, into

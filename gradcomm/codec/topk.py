@@ -4,7 +4,7 @@ Aji, Heafield: "Sparse Communication for Distributed Gradient Descent", EMNLP 20
 Wang, Dally: "Deep Gradient Compression", ICLR 2018:
 
     p = g + e;   send the k largest |p| and their indices;   e <- p, zero where sent
-    momentum correction:   u <- mu u + g;   v <- v + u;   send of v;   u, v <- 0 where sent
+    momentum correction:   u <- mu u + g;   p = u + e;   u, e <- 0 where sent
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradcomm import ops
 
-from .base import Recipe, RecordCodec, Turn
+from .base import Recipe, RecordCodec
 from .check import require
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class TopK(RecordCodec):
     ``values``: ``"float32"``, ``"float16"`` or ``"int8"``; their rounding error stays in the residual.
 
     ``ramp_steps``: over so many first compressed steps the density falls from ``ramp_from`` to
-    ``density``, exponentially. ``momentum``: DGC's momentum correction, for SGD, whose own momentum
-    must then be 0; it costs a second float32 an element.
+    ``density``, exponentially. With SGD use ``register``'s ``momentum``.
 
     A biased codec: see OneBit. Sharded, the owner keeps the same quota of the mean.
     """
@@ -53,7 +52,6 @@ class TopK(RecordCodec):
     rows: int | None = None
     ramp_steps: int = 0
     ramp_from: float = 0.25
-    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("density", "ramp_from"):
@@ -86,7 +84,6 @@ class TopK(RecordCodec):
             isinstance(self.ramp_steps, int) and self.ramp_steps >= 0,
             f"topk: ramp_steps={self.ramp_steps!r}; use an integer that is 0 or more",
         )
-        require(0 <= self.momentum < 1, f"topk: momentum={self.momentum!r}; use 0 up to below 1")
 
     @property
     def recipe(self) -> Recipe:
@@ -121,19 +118,10 @@ class TopK(RecordCodec):
         k = min(elements, max(1, round(k * boost)))
         return ops.TopKSparseFormat(self.block, chunk_blocks, k, values, _SELECT.index(self.select) - 1)
 
-    def encode(self, part: Part, bucket: Tensor, payload: Tensor, turn: Turn) -> None:
-        if not self.momentum:
-            super().encode(part, bucket, payload, turn)
-            return
-        u = turn.memory.flat("momentum", part)
-        u.mul_(self.momentum)
-        for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
-            g = bucket[s.offset : s.offset + numel].float()
-            u[first : first + numel] += g if turn.gain is None else g * turn.gain
-        format = self.format(part.chunk_blocks(payload.size(0)), turn.step).ints()
-        v = turn.memory.flat("residual", part)
-        ops.encode(u, part.layout.in_block_space(), format, v, payload, None, turn.key)
-        ops.topk_mask_(payload, part.layout.table, format, u)
+    def forget_sent(self, part: Part, payload: Tensor, format: ops.Format, momentum: Tensor) -> None:
+        """Momentum factor masking (Lin et al. 2018, section 3.3): what was sent late is not to be
+        carried on by the momentum that it had when it was held back."""
+        ops.topk_mask_(payload, part.layout.table, format.ints(), momentum)
 
 
 def _fraction(density: float) -> tuple[int, int]:

@@ -49,11 +49,6 @@ class Layout:
         """The blocks, rounded up to a multiple of ``parts``: at least one block a part."""
         return max(1, -(-self.blocks // parts)) * parts
 
-    def in_block_space(self) -> torch.Tensor:
-        """The table of a source that lies in block space already, as a residual does."""
-        first = self.table[:, 2]
-        return torch.stack([first * self.block, self.table[:, 1], first, self.table[:, 3]], dim=1)
-
     def places(self) -> list[tuple[int, int]]:
         """``(first element in block space, elements)`` of each segment."""
         return [(first * self.block, numel) for _, numel, first, _ in self.table.tolist()]
