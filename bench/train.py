@@ -23,7 +23,8 @@ PHASES = ("encode", "wire", "decode")
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """``batch``: windows a rank and step. ``clip``: what the gradient's norm is clipped to, before
-    the memory where the codec has one, else after the exchange; 0: not at all. ``lr``: None for the optimizer's default here."""
+    the memory where the codec has one, else after the exchange; 0: not at all. ``lr``: None for the
+    optimizer's default here."""
 
     codecs: tuple[str, ...]
     steps: int = 400
