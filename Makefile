@@ -58,7 +58,8 @@ $(PY):
 # lies in the environment, whose paths it remembers.
 $(VENV)/.installed: export SKBUILD_BUILD_DIR = $(abspath $(VENV))/build
 $(VENV)/.installed: $(NATIVE) | $(PY)
-	$(PY) -m pip install "$(TORCH)" "scikit-build-core>=0.10"
+	@echo "Installing PyTorch and the build tools: a large download, once"
+	$(PY) -m pip install --quiet "$(TORCH)" "scikit-build-core>=0.10"
 	$(PY) -c 'from scikit_build_core.build import get_requires_for_build_editable as needs; \
 	  print(*needs({}), sep="\n")' > $(VENV)/needs.txt
 	$(PY) -m pip install --quiet -r $(VENV)/needs.txt

@@ -1,6 +1,5 @@
-"""Trains a small language model on two ranks of this machine, once with each codec, and compares.
-
-    python -m bench.demo --codecs none onebit topk:density=0.01 --steps 400
+"""Trains a small language model on two ranks of this machine, once with each codec, and compares:
+python -m bench.demo --codecs none onebit topk:density=0.01 --steps 400
 """
 
 from __future__ import annotations
@@ -86,8 +85,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    console.print(f"gradcomm {__version__}, kernels: {ops.cpu_executor()}, {options.ranks} Gloo ranks of "
-                  f"one thread, {settings.optimizer}, {settings.steps} steps")  # fmt: skip
+    console.print(
+        f"gradcomm {__version__}, kernels: {ops.cpu_executor()}, {options.ranks} Gloo ranks of one "
+        f"thread, {settings.optimizer}, {settings.steps} steps"
+    )
     try:
         results, parameters = _run(settings, options.ranks, console)
     except RankError as error:
@@ -139,8 +140,8 @@ def _run(settings: Any, ranks: int, console: Any) -> tuple[list[dict[str, Any]],
             elif event[0] == "result":
                 results.append(event[1])
                 if not console.is_terminal:
-                    r = event[1]
-                    console.print(f"{r['codec']}: held-out loss {r['loss']:.3f}, {r['step_ms']:.0f} ms a step")
+                    loss, ms = event[1]["loss"], event[1]["step_ms"]
+                    console.print(f"{event[1]['codec']}: held-out loss {loss:.3f}, {ms:.0f} ms a step")
     return results, parameters
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 VOCABULARY = 256  # bytes
-HEAD = 64  # width of an attention head, or less in a narrower model
+HEAD = 64  # least width of an attention head, where the model is that wide
 
 
 class Block(nn.Module):
@@ -15,7 +15,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = max(1, width // HEAD)
+        most = max(1, width // HEAD)
+        self.heads = next(h for h in range(most, 0, -1) if width % h == 0)
         self.norm1 = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)

@@ -31,7 +31,8 @@ def table(results: list[dict[str, Any]]) -> Table:
         made.add_column(name, justify="right")
     made.add_column("ranks", justify="center")
     for r in results:
-        change = "" if plain is None or r["codec"] == "none" else f"{100 * (r['loss'] / plain - 1):+.1f} %"
+        compared = plain is not None and r["codec"] != "none"
+        change = f"{100 * (r['loss'] / plain - 1):+.1f} %" if compared else ""
         made.add_row(
             r["codec"],
             f"{r['loss']:.3f}",

@@ -23,12 +23,13 @@ PHASES = ("encode", "wire", "decode")
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """``batch``: windows a rank and step. ``clip``: what the gradient's norm is clipped to, before
-    the memory where the codec has one, else after the exchange; 0: not at all. ``lr``: None for the optimizer's default here."""
+    the memory where the codec has one, else after the exchange; 0: not at all. ``lr``: None for the
+    optimizer's default here."""
 
     codecs: tuple[str, ...]
     steps: int = 400
     batch: int = 3
-    context: int = 128
+    context: int = 96
     width: int = 256
     depth: int = 3
     optimizer: str = "adamw"
@@ -39,7 +40,7 @@ class Settings:
     plain: tuple[str, ...] = ()
     text: str | None = None
     evaluations: int = 10
-    held_out: int = 128  # windows that the held-out loss is taken over, by all ranks together
+    held_out: int = 96  # windows that the held-out loss is taken over, by all ranks together
 
 
 def work(rank: int, tell: Callable[..., None], settings: Settings) -> None:
@@ -139,7 +140,10 @@ def _optimizer(
     if settings.optimizer == "sgd":
         optimizer = torch.optim.SGD(ddp.parameters(), lr=settings.lr or 0.3, momentum=0.9)
     else:
-        optimizer = torch.optim.AdamW(ddp.parameters(), lr=settings.lr or 1e-3, fused=True)
+        # A short memory of squares: a run of a few hundred steps has no use for a thousand.
+        optimizer = torch.optim.AdamW(
+            ddp.parameters(), lr=settings.lr or 1e-3, betas=(0.9, 0.95), fused=True
+        )
     warm = max(1, settings.steps // 8)
 
     def rate(step: int) -> float:

@@ -1,6 +1,6 @@
 """gradcomm: gradient compression for PyTorch DDP.
 
-    state = gradcomm.register(ddp, "onebit")
+state = gradcomm.register(ddp, "onebit")
 """
 
 from gradcomm.codec import Auto as Auto

@@ -14,7 +14,9 @@ from gradcomm.codec.check import require
 
 def codec(value: Any) -> Codec:
     if not isinstance(value, Codec):
-        raise TypeError(f"gradcomm: codec={value!r}; give a codec, gradcomm.OneBit(), or a name, 'onebit'")
+        raise TypeError(
+            f"gradcomm: codec={value!r}; give a codec, gradcomm.OneBit(), or a name, 'onebit'"
+        )
     return value
 
 
@@ -30,7 +32,8 @@ def options(
             isinstance(value, int) and value >= 0, f"{name}={value!r}; use an integer that is 0 or more"
         )
     require(
-        clip_norm in (None, "auto") or (isinstance(clip_norm, int | float) and 0 < clip_norm < float("inf")),
+        clip_norm in (None, "auto")
+        or (isinstance(clip_norm, int | float) and 0 < clip_norm < float("inf")),
         f"clip_norm={clip_norm!r}; use a positive number, 'auto', or None for no clipping",
     )
     require(

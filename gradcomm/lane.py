@@ -63,7 +63,7 @@ class Lane:
             if self._error is None:
                 try:
                     job()
-                except BaseException as cause:  # noqa: BLE001 - whatever it is, backward must hear of it
+                except BaseException as cause:  # whatever it is, backward must hear of it
                     self._error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
                     self._error.__cause__ = cause
             future.set_result(result)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from gradcomm import checks
-from gradcomm.clip import Clip
 from gradcomm.auto import fastest
+from gradcomm.clip import Clip
 from gradcomm.codec import Auto, Codec, parse
 from gradcomm.codec.base import Scratch, Turn
 from gradcomm.exchange import EXCHANGES, choose
@@ -22,7 +22,7 @@ from gradcomm.handshake import agree
 from gradcomm.lane import Lane
 from gradcomm.memory import Memory
 from gradcomm.part import Part, Slice
-from gradcomm.plan import MIN_NUMEL, Parameter, Plan, PlainRule
+from gradcomm.plan import MIN_NUMEL, Parameter, PlainRule, Plan
 from gradcomm.random import key_of
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport.group import GroupTransport, own_group
@@ -72,7 +72,7 @@ class CommState:
         warmup_steps: int | _Recipe = "recipe",
         plain: PlainRule = None,
         min_numel: int = MIN_NUMEL,
-        clip_norm: float | Literal["auto"] | None | _Recipe = "recipe",
+        clip_norm: float | Literal["auto"] | _Recipe | None = "recipe",
         error_feedback: bool | _Recipe = "recipe",
         momentum: float = 0.0,
         exchange: str | None = None,
@@ -256,7 +256,11 @@ class CommState:
         whole = [Part(plan.dense, "reduce", slices, whole=True)]
         by_key = {p.key: p for p in self._parameters.values()}
         plain = [by_key[k].plain for k in keys]
-        if buffer.is_sparse or buffer.numel() != offset or not self.codec.takes(buffer.shape, buffer.dtype):
+        if (
+            buffer.is_sparse
+            or buffer.numel() != offset
+            or not self.codec.takes(buffer.shape, buffer.dtype)
+        ):
             made = (whole, whole)
         else:
             made = (plan.parts(slices, plain), whole)
@@ -294,8 +298,13 @@ class CommState:
                 turn.gain = None
             before = transport.traffic.sent
             EXCHANGES[part.exchange](part, buffer, turn, transport, meter.clock)
-            meter.count(part.codec.name, part.numel, buffer.element_size(), ranks,
-                        transport.traffic.sent - before)
+            meter.count(
+                part.codec.name,
+                part.numel,
+                buffer.element_size(),
+                ranks,
+                transport.traffic.sent - before,
+            )
         if exact is not None:
             norm = torch.linalg.vector_norm
             meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
@@ -394,5 +403,3 @@ def _dense(p: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-

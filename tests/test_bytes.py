@@ -24,9 +24,7 @@ def _measure(rank: int, ranks: int, codec: str, exchange: str | None) -> dict[st
         model.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape)))
     model.forward = lambda x: sum((p * x).sum() for p in model.parameters())  # type: ignore[method-assign]
     ddp = DDP(model)
-    state = gradcomm.register(
-        ddp, codec, warmup_steps=0, min_numel=0, clip_norm=None, exchange=exchange
-    )
+    state = gradcomm.register(ddp, codec, warmup_steps=0, min_numel=0, clip_norm=None, exchange=exchange)
     for _ in range(3):
         ddp(torch.ones(())).backward()
     stats = state.stats()

@@ -90,7 +90,8 @@ def test_what_ranks_tell_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1230, "1.23 kB"), (10.1e6, "10.1 MB"), (5e9, "5 GB")]
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1230, "1.23 kB"), (10.1e6, "10.1 MB"), (5e9, "5 GB")],
 )
 def test_sizes_read_well(count: float, text: str) -> None:
     assert report.size(count) == text

@@ -17,7 +17,17 @@ from gradcomm.verify import digest
 
 from .ranks import RankError, Ranks
 
-CODECS = ["none", "fp16", "bf16", "int8", "int4", "int2", "onebit", "topk:density=0.1", "powersgd:rank=2"]
+CODECS = [
+    "none",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "int2",
+    "onebit",
+    "topk:density=0.1",
+    "powersgd:rank=2",
+]
 
 
 def small_model() -> nn.Module:
@@ -42,7 +52,9 @@ def train(
     return digest(torch.cat([p.detach().flatten() for p in ddp.parameters()])), float(loss.detach())
 
 
-def _train_registered(rank: int, ranks: int, codec: str, options: dict[str, Any]) -> tuple[str, float, Any]:
+def _train_registered(
+    rank: int, ranks: int, codec: str, options: dict[str, Any]
+) -> tuple[str, float, Any]:
     ddp = DDP(small_model(), bucket_cap_mb=0.03)
     state = gradcomm.register(ddp, codec, min_numel=100, **options)
     result = train(ddp, rank)

@@ -162,9 +162,7 @@ def test_a_state_that_does_not_fit_is_refused(ranks: Ranks, change: dict[str, An
 
 
 def _part(keys: list[int], numel: int = 200) -> Part:
-    slices = [
-        Slice(k, i * numel, numel, torch.Size([numel]), (1,), True) for i, k in enumerate(keys)
-    ]
+    slices = [Slice(k, i * numel, numel, torch.Size([numel]), (1,), True) for i, k in enumerate(keys)]
     return Part(OneBit(block=128), "shard", slices, True)
 
 
@@ -196,7 +194,9 @@ def test_the_owners_residual_moves_to_its_own() -> None:
     assert torch.equal(again, expected)
 
 
-def _allocated(rank: int, ranks: int, codec: str, exchange: str | None) -> tuple[int, dict[str, Any], int]:
+def _allocated(
+    rank: int, ranks: int, codec: str, exchange: str | None
+) -> tuple[int, dict[str, Any], int]:
     """Largest allocation in the lane's operators in a late step; stats; bytes of the gradients."""
     torch.manual_seed(0)
     ddp = DDP(nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(4)]))

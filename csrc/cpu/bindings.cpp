@@ -19,8 +19,8 @@
 namespace gradcomm {
 namespace {
 
-using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 using Ints = std::vector<int64_t>;
 
 constexpr int64_t kVersion = 3;  // gradcomm/ops/native.py expects the same
@@ -69,10 +69,11 @@ int64_t set_layout(Args& a, const Tensor& layout, int64_t bucket_numel) {
   int64_t next = 0;
   for (int64_t i = 0; i < a.num_segments; ++i) {
     const Segment& s = a.segments[i];
-    STD_TORCH_CHECK(s.numel >= 1 && s.numel <= kFar && s.offset >= 0 &&
-                        (bucket_numel < 0 || (s.numel <= bucket_numel && s.offset <= bucket_numel - s.numel)),
-                    "gradcomm: segment ", i, " of the layout (offset ", s.offset, ", ", s.numel,
-                    " elements) leaves the bucket of ", bucket_numel, " elements");
+    STD_TORCH_CHECK(
+        s.numel >= 1 && s.numel <= kFar && s.offset >= 0 &&
+            (bucket_numel < 0 || (s.numel <= bucket_numel && s.offset <= bucket_numel - s.numel)),
+        "gradcomm: segment ", i, " of the layout (offset ", s.offset, ", ", s.numel,
+        " elements) leaves the bucket of ", bucket_numel, " elements");
     STD_TORCH_CHECK(s.first_block >= next && s.first_block <= kFar, "gradcomm: segment ", i,
                     " of the layout begins at block ", s.first_block,
                     ", inside the segment before it or out of reach");
@@ -131,7 +132,8 @@ void run(const Args& a, RecordLoop loop, int64_t records) {
                                 thread_local std::vector<float> scratch;
                                 // A cache line to spare: a row that straddles two lines costs double.
                                 constexpr int64_t kLine = 64;
-                                if (int64_t(scratch.size()) < floats + kLine) scratch.resize(floats + kLine);
+                                if (int64_t(scratch.size()) < floats + kLine)
+                                  scratch.resize(floats + kLine);
                                 const auto at = reinterpret_cast<uintptr_t>(scratch.data());
                                 loop(a, begin, end, scratch.data() + (-at % kLine) / sizeof(float));
                               });

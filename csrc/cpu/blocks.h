@@ -4,7 +4,8 @@
 //   void encode(const float* g, float gain, float* e, u8* record, i64 count, u64 counter);
 //       one block: p = gain * g + e; write the record; with Feedback e <- p - decoded(p), and e stays
 //       as it is where p is not finite. g and e hold a whole block, zero from count on; what this
-//       writes to e from count on is wiped by the caller. `counter` is that of its first element's random number.
+//       writes to e from count on is wiped by the caller. `counter` is that of its first element's
+//       random number.
 //   template <bool First, bool Last>
 //   void decode(const u8* record, float* sum, float inverse);
 //       sum = (First ? 0 : sum) + decoded, and Last multiplies by inverse: the mean.
@@ -107,10 +108,8 @@ void encode_blocks(const Args& a, i64 begin, i64 end, float* scratch) {
   Cursor cursor(a, begin);
   for (i64 b = begin; b < end; ++b) {
     const BlockRange r = cursor.at(b);
-    if (r.count == 0)
-      std::memset(a.payload + b * a.record, 0, a.record);
-    else
-      encode_one(format, a, read_block(a, r, scratch), a.gain, b, r);
+    if (r.count == 0) std::memset(a.payload + b * a.record, 0, a.record);
+    else encode_one(format, a, read_block(a, r, scratch), a.gain, b, r);
   }
 }
 
@@ -142,8 +141,7 @@ void reduce_encode_blocks(const Args& a, i64 begin, i64 end, float* scratch) {
       continue;
     }
     mean_of_one(format, a, b, scratch);
-    if (r.count < a.block)
-      std::memset(scratch + r.count, 0, (a.block - r.count) * sizeof(float));
+    if (r.count < a.block) std::memset(scratch + r.count, 0, (a.block - r.count) * sizeof(float));
     encode_one(format, a, scratch, 1.0f, b, r);
   }
 }

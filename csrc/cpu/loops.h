@@ -10,13 +10,13 @@ constexpr int kFormatInts = 6;
 
 // Everything a loop needs. The caller has checked every length, offset and type.
 struct Args {
-  i64 format[kFormatInts];   // family, block, options of the family
-  i64 block;                 // elements of block space in a block
-  i64 record;                // bytes of a record
-  i64 span = 1;              // blocks that a record stands for: 1, or the whole chunk (sparse format)
+  i64 format[kFormatInts];  // family, block, options of the family
+  i64 block;                // elements of block space in a block
+  i64 record;               // bytes of a record
+  i64 span = 1;             // blocks that a record stands for: 1, or the whole chunk (sparse format)
   const Segment* segments;
   i64 num_segments;
-  i64 block_begin = 0;       // the layout's block that the payload's first record stands for
+  i64 block_begin = 0;  // the layout's block that the payload's first record stands for
 
   const void* source = nullptr;  // encode: the bucket
   void* out = nullptr;           // decode_mean: the bucket
@@ -28,7 +28,7 @@ struct Args {
 
   const u8* payloads = nullptr;  // read by decode_mean and reduce_encode
   i64 ranks = 0;
-  i64 rank_stride = 0;           // bytes from one rank's payload to the next
+  i64 rank_stride = 0;  // bytes from one rank's payload to the next
 };
 
 // Records [begin, end) count from the payload's first; scratch holds scratch_floats(args).

@@ -21,14 +21,14 @@ struct Pair {
   GC_INLINE Pair operator~() const { return {~lo, ~hi}; }
 };
 
-#define GC_PAIRWISE(op)                                       \
-  template <class H>                                          \
-  GC_INLINE auto operator op(Pair<H> a, Pair<H> b) {          \
+#define GC_PAIRWISE(op)                                              \
+  template <class H>                                                 \
+  GC_INLINE auto operator op(Pair<H> a, Pair<H> b) {                 \
     return Pair<decltype(a.lo op b.lo)>{a.lo op b.lo, a.hi op b.hi}; \
-  }                                                           \
-  template <class H, class S>                                 \
-  GC_INLINE auto operator op(Pair<H> a, S b) {                \
-    return Pair<decltype(a.lo op b)>{a.lo op b, a.hi op b};   \
+  }                                                                  \
+  template <class H, class S>                                        \
+  GC_INLINE auto operator op(Pair<H> a, S b) {                       \
+    return Pair<decltype(a.lo op b)>{a.lo op b, a.hi op b};          \
   }
 GC_PAIRWISE(+)
 GC_PAIRWISE(-)
@@ -43,6 +43,7 @@ GC_PAIRWISE(>)
 GC_PAIRWISE(==)
 #undef GC_PAIRWISE
 
+// clang-format off: it would part ##= in two.
 #define GC_ASSIGN(op)                                       \
   template <class H, class S>                               \
   GC_INLINE Pair<H>& operator op##=(Pair<H>& a, S b) {      \
@@ -54,5 +55,6 @@ GC_ASSIGN(&)
 GC_ASSIGN(|)
 GC_ASSIGN(^)
 #undef GC_ASSIGN
+// clang-format on
 
 }  // namespace gradcomm::GC_ISA

@@ -35,10 +35,8 @@ struct Quantize {
     u8* fields = record + kHeader;
     if constexpr (Asymmetric) std::memcpy(record, &q.low, sizeof(float));
     std::memcpy(fields - sizeof(float), &q.step, sizeof(float));
-    if (!q.finite)
-      std::memset(fields, 0, packed_bytes(elements, Bits));
-    else
-      pack<Feedback>(q, e, fields, random_key(key_, counter));
+    if (!q.finite) std::memset(fields, 0, packed_bytes(elements, Bits));
+    else pack<Feedback>(q, e, fields, random_key(key_, counter));
   }
 
   template <bool First, bool Last>
@@ -94,8 +92,8 @@ struct Quantize {
         if constexpr (Stochastic) {
           const u32x16 bits = random_bits(random, kLane + u32(i)) >> 8;
           sum = by_registers(
-              [](auto v, auto u) { return quantize::round_stochastic(v, u, kLeast, kMost); },
-              quotient, convert<f32x16>((i32x16)bits) * 0x1p-24f);
+              [](auto v, auto u) { return quantize::round_stochastic(v, u, kLeast, kMost); }, quotient,
+              convert<f32x16>((i32x16)bits) * 0x1p-24f);
         } else {
           sum = quantize::round_nearest(quotient);
         }

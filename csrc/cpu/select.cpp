@@ -7,8 +7,8 @@
 
 namespace gradcomm {
 
-#define GC_DECLARE(isa) \
-  namespace isa {       \
+#define GC_DECLARE(isa)     \
+  namespace isa {           \
   extern const Loops loops; \
   }
 GC_DECLARE(baseline)

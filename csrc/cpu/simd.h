@@ -162,16 +162,24 @@ GC_INLINE auto fold(V v, Take take) {
   if constexpr (is_pair<V>) return fold(take(v.lo, v.hi), take);
   else return fold_vector<kWidth / 2>(v, take);
 }
-GC_INLINE u32 largest(u32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
-GC_INLINE float largest(f32x16 v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
-GC_INLINE float smallest(f32x16 v) { return fold(v, [](auto a, auto b) { return min(a, b); }); }
+GC_INLINE u32 largest(u32x16 v) {
+  return fold(v, [](auto a, auto b) { return max(a, b); });
+}
+GC_INLINE float largest(f32x16 v) {
+  return fold(v, [](auto a, auto b) { return max(a, b); });
+}
+GC_INLINE float smallest(f32x16 v) {
+  return fold(v, [](auto a, auto b) { return min(a, b); });
+}
 
 // ---- one register --------------------------------------------------------------------------------
 
 // Magnitudes as signed integers, which every processor can compare.
 GC_INLINE i32n magnitude(f32n x) { return (i32n)x & i32(kMagnitude); }
 GC_INLINE i32n order_key(f32n x) { return min(magnitude(x), i32n{} + i32(kNaN)); }
-GC_INLINE i32 largest(i32n v) { return fold(v, [](auto a, auto b) { return max(a, b); }); }
+GC_INLINE i32 largest(i32n v) {
+  return fold(v, [](auto a, auto b) { return max(a, b); });
+}
 
 // x where it is finite, else y.
 GC_INLINE f32n finite_or(f32n x, f32n y) { return magnitude(x) < i32(kInfinity) ? x : y; }

@@ -27,8 +27,11 @@ inline u32x16 winner_rows(const topk_block::Wire& w, const u8* record, i64 s) {
 class TopKBlock {
  public:
   TopKBlock(const Args& a, float* scratch)
-      : wire_(topk_block::wire(a.format)), block_(a.block), p_(scratch),
-        keys_(reinterpret_cast<i32*>(scratch + a.block)), sent_(scratch + 2 * a.block) {}
+      : wire_(topk_block::wire(a.format)),
+        block_(a.block),
+        p_(scratch),
+        keys_(reinterpret_cast<i32*>(scratch + a.block)),
+        sent_(scratch + 2 * a.block) {}
 
   template <bool Feedback>
   void encode(const float* g, float gain, float* e, u8* record, i64, u64) {
@@ -136,7 +139,7 @@ class TopKBlock {
 
   topk_block::Wire wire_;
   i64 block_;
-  float* p_;     // the tile's p, or its old e while select_one runs
+  float* p_;  // the tile's p, or its old e while select_one runs
   i32* keys_;
   float* sent_;  // k rows of winners
 };

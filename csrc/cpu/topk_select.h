@@ -22,7 +22,12 @@ template <bool Feedback>
 class ChunkReader {
  public:
   ChunkReader(const Args& a, i64 chunk, float gain, const float* mean, float* scratch)
-      : a_(a), first_(chunk * a.span), gain_(gain), mean_(mean), buffer_(scratch), p_(scratch + a.block) {}
+      : a_(a),
+        first_(chunk * a.span),
+        gain_(gain),
+        mean_(mean),
+        buffer_(scratch),
+        p_(scratch + a.block) {}
 
   float* residual() const { return a_.residual + first_ * a_.block; }
   i64 elements() const { return a_.span * a_.block; }
@@ -132,13 +137,13 @@ struct Selection {
     blocks = sent + a.format[3] + topk_sparse::kSampleMost;
     words = reinterpret_cast<u64*>(scratch + sparse_scratch_floats(a.format)) - (a.block + 63) / 64;
   }
-  i64 room;        // entries that `entries` and `spare` hold
+  i64 room;  // entries that `entries` and `spare` hold
   u64 *entries, *spare;
-  float* sent;     // k
-  u32* keys;       // a sample, or a histogram
-  i64 start = 0;   // the block that the entries begin with
-  float* blocks;   // two blocks
-  u64* words;      // a bit for each element of a block
+  float* sent;    // k
+  u32* keys;      // a sample, or a histogram
+  i64 start = 0;  // the block that the entries begin with
+  float* blocks;  // two blocks
+  u64* words;     // a bit for each element of a block
 };
 
 // Which of the first `count` elements have an order_key of at least the threshold, as bits, 64 elements
@@ -277,8 +282,7 @@ i64 select_over_threshold(ChunkReader<Feedback>& chunk, Selection& s, i64 k, i64
     Collected passed{s.entries, k, threshold, kAllTies};
     collect(chunk, start, blocks, s.words, passed);
     collect(chunk, 0, start, s.words, passed);
-    if (passed.largest < kInfinity || threshold >= kInfinity)
-      return passed.found < k ? passed.found : k;
+    if (passed.largest < kInfinity || threshold >= kInfinity) return passed.found < k ? passed.found : k;
     threshold = kInfinity;
   }
 }

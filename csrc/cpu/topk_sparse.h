@@ -42,7 +42,8 @@ inline void for_entries(const Args& a, i64 chunk, Add add) {
       const i64 n = w.k - begin < topk_sparse::kScaled ? w.k - begin : topk_sparse::kScaled;
       float v[topk_sparse::kScaled];
       u32 index[topk_sparse::kScaled];
-      read_values(w.type, record + w.values, record + begin / topk_sparse::kScaled * 4, begin, n, inverse, v);
+      read_values(w.type, record + w.values, record + begin / topk_sparse::kScaled * 4, begin, n,
+                  inverse, v);
       std::memcpy(index, record + w.indices + 4 * begin, 4 * n);
       for (i64 i = 0; i < n; ++i)
         if (index[i] != topk_sparse::kUnused) add(index[i], v[i]);

@@ -16,7 +16,8 @@ GC_INLINE const char* fault(i64 block, i64 wire) {
   if (wire != kFloat32 && wire != kFloat16 && wire != kBFloat16)
     return "cast needs a wire type of 0 (float32), 1 (float16) or 2 (bfloat16)";
   return block >= kLanes && block <= 4096 && block % kLanes == 0
-             ? nullptr : "cast needs a block from 16 to 4096 that 16 divides";
+             ? nullptr
+             : "cast needs a block from 16 to 4096 that 16 divides";
 }
 
 // The largest finite magnitude of a wire type, as float32 bits.

@@ -37,7 +37,8 @@ GC_INLINE const char* format_fault(const i64* format) {
     case kCast: return cast::fault(block, format[2]);
     case kOneBit:
       return block >= 128 && block <= 4096 && block % 128 == 0
-                 ? nullptr : "onebit needs a block from 128 to 4096 that 128 divides";
+                 ? nullptr
+                 : "onebit needs a block from 128 to 4096 that 128 divides";
     case kQuantize: return quantize::fault(block, format[2], format[3], format[4]);
     case kTopKBlock: return topk_block::fault(format);
     case kTopKSparse: return topk_sparse::fault(format);

@@ -35,7 +35,8 @@ GC_INLINE const char* fault(i64 block, i64 bits, i64 asymmetric, i64 stochastic)
   if (bits != 2 && bits != 4 && bits != 8) return "quantize needs 2, 4 or 8 bits";
   if ((asymmetric | stochastic) & ~i64(1)) return "quantize: asymmetric and stochastic are 0 or 1";
   return block >= 64 && block <= 4096 && block % 64 == 0
-             ? nullptr : "quantize needs a block from 64 to 4096 that 64 divides";
+             ? nullptr
+             : "quantize needs a block from 64 to 4096 that 64 divides";
 }
 
 // The largest q; the least is its negative when symmetric, else 0.

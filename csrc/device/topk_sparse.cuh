@@ -25,7 +25,7 @@ namespace gradcomm::topk_sparse {
 enum Select : i64 { kExact = 0, kThreshold = 1 };
 
 constexpr u32 kUnused = 0xffffffffu;
-constexpr i64 kScaled = 256;           // entries that share a scale
+constexpr i64 kScaled = 256;  // entries that share a scale
 constexpr i64 kSample = 4096;
 constexpr i64 kSampleMost = 2 * kSample;
 constexpr i64 kElementsMost = i64(1) << 31;
@@ -58,9 +58,12 @@ GC_INLINE const char* fault(const i64* format) {
   const i64 block = format[1], span = format[2];
   if (block < kLanes || block > (1 << 20) || block % kLanes != 0)
     return "topk_sparse needs a block from 16 to 2^20 that 16 divides";
-  if (span < 1 || span > kElementsMost / block) return "topk_sparse needs a chunk of 1 block to 2^31 elements";
-  if (format[3] < 1 || format[3] > block * span) return "topk_sparse needs a k from 1 to its chunk's elements";
-  if (format[5] != kExact && format[5] != kThreshold) return "topk_sparse selects exact (0) or by threshold (1)";
+  if (span < 1 || span > kElementsMost / block)
+    return "topk_sparse needs a chunk of 1 block to 2^31 elements";
+  if (format[3] < 1 || format[3] > block * span)
+    return "topk_sparse needs a k from 1 to its chunk's elements";
+  if (format[5] != kExact && format[5] != kThreshold)
+    return "topk_sparse selects exact (0) or by threshold (1)";
   return topk::is_value_type(format[4]) ? nullptr : "topk_sparse values are float32, float16 or int8";
 }
 

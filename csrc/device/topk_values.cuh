@@ -10,13 +10,9 @@ namespace gradcomm::topk {
 
 constexpr float kTiny = 1e-30f;  // below this 1/scale would leave float32: send zeros
 
-GC_INLINE bool is_value_type(i64 type) {
-  return type == kFloat32 || type == kFloat16 || type == kInt8;
-}
+GC_INLINE bool is_value_type(i64 type) { return type == kFloat32 || type == kFloat16 || type == kInt8; }
 
-GC_INLINE u32 canonical(u32 bits) {
-  return (bits & kMagnitude) > kInfinity ? kNaN : bits;
-}
+GC_INLINE u32 canonical(u32 bits) { return (bits & kMagnitude) > kInfinity ? kNaN : bits; }
 
 GC_INLINE u16 saturated_f16(float v) {
   const u32 b = bits_of(v), m = b & kMagnitude;

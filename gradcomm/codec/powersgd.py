@@ -179,9 +179,7 @@ class PowerSGD(Codec):
         self, part: Part, turn: Turn, groups: list[_Group], ranks_of: list[int], device: torch.device
     ) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
-        numels = [
-            g.m * r for g, r in zip(groups, ranks_of, strict=True) for _ in range(g.count)
-        ]
+        numels = [g.m * r for g, r in zip(groups, ranks_of, strict=True) for _ in range(g.count)]
         firsts = itertools.accumulate(numels[:-1], initial=0)
         places = list(zip(firsts, numels, strict=True))
 

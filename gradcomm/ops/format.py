@@ -215,8 +215,7 @@ class TopKSparseFormat(Format):
 
 
 _FORMATS: dict[int, type[Format]] = {
-    f.family: f
-    for f in (CastFormat, OneBitFormat, QuantizeFormat, TopKBlockFormat, TopKSparseFormat)
+    f.family: f for f in (CastFormat, OneBitFormat, QuantizeFormat, TopKBlockFormat, TopKSparseFormat)
 }
 
 

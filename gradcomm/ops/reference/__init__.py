@@ -46,14 +46,18 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _plain(t: Tensor, name: str, dtype: torch.dtype, dim: int) -> None:
-    _check(t.dtype == dtype and t.dim() == dim and t.is_contiguous(),
-           f"{name} must be a contiguous {dtype} of {dim} dimensions, not {t.dtype} {list(t.shape)}")
+    _check(
+        t.dtype == dtype and t.dim() == dim and t.is_contiguous(),
+        f"{name} must be a contiguous {dtype} of {dim} dimensions, not {t.dtype} {list(t.shape)}",
+    )
 
 
 def _bucket(t: Tensor, name: str) -> None:
-    _check(t.dtype in _BUCKET_DTYPES and t.dim() == 1 and t.is_contiguous(),
-           f"{name} must be contiguous, one-dimensional and float32, float16 or bfloat16, not {t.dtype} "
-           f"{list(t.shape)}")
+    _check(
+        t.dtype in _BUCKET_DTYPES and t.dim() == 1 and t.is_contiguous(),
+        f"{name} must be contiguous, one-dimensional and float32, float16 or bfloat16, not {t.dtype} "
+        f"{list(t.shape)}",
+    )
 
 
 def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[list[list[int]], int]:
@@ -63,19 +67,26 @@ def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[lis
     rows, following = layout.tolist(), 0
     for i, (offset, numel, first, _) in enumerate(rows):
         inside = bucket_numel is None or offset + numel <= bucket_numel
-        _check(1 <= numel <= _FAR and offset >= 0 and inside,
-               f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
-               f"{bucket_numel} elements")
-        _check(following <= first <= _FAR, f"segment {i} of the layout begins at block {first}, inside "
-                                           "the segment before it or out of reach")
+        _check(
+            1 <= numel <= _FAR and offset >= 0 and inside,
+            f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
+            f"{bucket_numel} elements",
+        )
+        _check(
+            following <= first <= _FAR,
+            f"segment {i} of the layout begins at block {first}, inside "
+            "the segment before it or out of reach",
+        )
         following = first - (-numel // format.block)
     return rows, following
 
 
 def _records(format: Format, chunk_bytes: int) -> int:
     size = format.record_bytes
-    _check(chunk_bytes % size == 0,
-           f"a chunk of {chunk_bytes} bytes is no whole number of records of {size} bytes")
+    _check(
+        chunk_bytes % size == 0,
+        f"a chunk of {chunk_bytes} bytes is no whole number of records of {size} bytes",
+    )
     return chunk_bytes // size
 
 
@@ -127,14 +138,22 @@ def _encode(
         residual[: flat.numel()] = torch.where(used.to(p.device), flat, residual[: flat.numel()])
 
 
-def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor | None,
-           payload: Tensor, gain: Tensor | None, key: int) -> None:
+def encode(
+    source: Tensor,
+    layout: Tensor,
+    format: list[int],
+    residual: Tensor | None,
+    payload: Tensor,
+    gain: Tensor | None,
+    key: int,
+) -> None:
     """See ``schemas.py``."""
     fmt = format_of(format)
     _bucket(source, "source")
     _plain(payload, "payload", torch.uint8, 2)
-    _check(gain is None or (gain.dtype == torch.float32 and gain.numel() == 1),
-           "gain must be one float32")
+    _check(
+        gain is None or (gain.dtype == torch.float32 and gain.numel() == 1), "gain must be one float32"
+    )
     rows, needed = _rows(layout, fmt, source.numel())
     blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
     _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
@@ -146,9 +165,11 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
     kept = torch.zeros_like(p)
     if residual is not None:
         _plain(residual, "residual", torch.float32, 1)
-        _check(residual.numel() >= needed * fmt.block,
-               f"the residual has {residual.numel()} elements; {needed} blocks of {fmt.block} need "
-               f"{needed * fmt.block}")
+        _check(
+            residual.numel() >= needed * fmt.block,
+            f"the residual has {residual.numel()} elements; {needed} blocks of {fmt.block} need "
+            f"{needed * fmt.block}",
+        )
         used = min(residual.numel(), kept.numel())
         kept[:used] = residual[:used]
         p += kept
@@ -171,8 +192,9 @@ def _mean(payloads: Tensor, fmt: Format) -> Tensor:
     return mean.view(-1, fmt.block)
 
 
-def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                out: Tensor) -> None:
+def decode_mean(
+    payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
+) -> None:
     """See ``schemas.py``."""
     fmt = format_of(format)
     _bucket(out, "out")
@@ -187,26 +209,37 @@ def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin
             out[target : target + high - low] = flat[low - begin : high - begin].to(out.dtype)
 
 
-def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                  residual: Tensor | None, payload: Tensor, key: int) -> None:
+def reduce_encode(
+    payloads: Tensor,
+    layout: Tensor,
+    format: list[int],
+    block_begin: int,
+    residual: Tensor | None,
+    payload: Tensor,
+    key: int,
+) -> None:
     """See ``schemas.py``."""
     fmt = format_of(format)
     rows, _ = _rows(layout, fmt, None)
     _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
     _plain(payload, "payload", torch.uint8, 1)
     mean = _mean(payloads, fmt)
-    _check(payload.numel() == payloads.size(1) * payloads.size(2),
-           f"the payload has {payload.numel()} bytes; the chunk needs "
-           f"{payloads.size(1) * payloads.size(2)}")
+    _check(
+        payload.numel() == payloads.size(1) * payloads.size(2),
+        f"the payload has {payload.numel()} bytes; the chunk needs "
+        f"{payloads.size(1) * payloads.size(2)}",
+    )
     counts, _ = _blocks(rows, fmt, block_begin, mean.size(0))
     inside = torch.arange(fmt.block) < counts.unsqueeze(-1)
     p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
     kept = torch.zeros_like(p)
     if residual is not None:
         _plain(residual, "residual", torch.float32, 1)
-        _check(residual.numel() >= p.numel(),
-               f"the residual has {residual.numel()} elements; {mean.size(0)} blocks of {fmt.block} "
-               f"need {p.numel()}")
+        _check(
+            residual.numel() >= p.numel(),
+            f"the residual has {residual.numel()} elements; {mean.size(0)} blocks of {fmt.block} "
+            f"need {p.numel()}",
+        )
         kept.copy_(residual[: p.numel()])
         p = p + kept
     _encode(p, kept, fmt, residual, payload, rows, key, block_begin)
@@ -221,9 +254,11 @@ def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tenso
     rows, needed = _rows(layout, fmt, None)
     blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
     _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
-    _check(buffer.numel() >= needed * fmt.block,
-           f"the buffer has {buffer.numel()} elements; {needed} blocks of {fmt.block} need "
-           f"{needed * fmt.block}")
+    _check(
+        buffer.numel() >= needed * fmt.block,
+        f"the buffer has {buffer.numel()} elements; {needed} blocks of {fmt.block} need "
+        f"{needed * fmt.block}",
+    )
     records = payload.reshape(-1, fmt.record_bytes)
     _check_indices(records.unsqueeze(0), fmt)
     sent = family.sent(records, fmt).view(-1)

@@ -9,12 +9,16 @@ from ..format import CastFormat, Format
 from . import bits
 
 #: In the order of ``WireType``: the type, and its NaN as the integer that a payload may hold.
-_WIRE = ((torch.float32, torch.int32, 0x7FC00000), (torch.float16, torch.int16, 0x7E00),
-         (torch.bfloat16, torch.int16, 0x7FC0))
+_WIRE = (
+    (torch.float32, torch.int32, 0x7FC00000),
+    (torch.float16, torch.int16, 0x7E00),
+    (torch.bfloat16, torch.int16, 0x7FC0),
+)
 
 
-def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           counters: Tensor) -> tuple[Tensor, Tensor]:
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
+) -> tuple[Tensor, Tensor]:
     assert isinstance(format, CastFormat)
     wire, integer, nan = _WIRE[format.wire]
     largest = torch.finfo(wire).max

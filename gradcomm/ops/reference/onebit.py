@@ -11,8 +11,9 @@ from . import bits
 _SUMS = 32
 
 
-def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           counters: Tensor) -> tuple[Tensor, Tensor]:
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
+) -> tuple[Tensor, Tensor]:
     rows = p.abs().view(p.size(0), -1, _SUMS)
     sums = torch.zeros_like(rows[:, 0])
     for i in range(rows.size(1)):

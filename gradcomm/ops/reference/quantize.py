@@ -12,8 +12,9 @@ _TINY = 1e-30
 _ROUND = 1.5 * 2**23  # added and taken away: to nearest, ties to even, and -0 becomes +0
 
 
-def encode(p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int,
-           counters: Tensor) -> tuple[Tensor, Tensor]:
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
+) -> tuple[Tensor, Tensor]:
     assert isinstance(format, QuantizeFormat)
     magnitude = (bits.bits(p) & 0x7FFFFFFF).amax(1)
     used = torch.arange(p.size(1), device=p.device) < counts.unsqueeze(1)

@@ -37,7 +37,6 @@ def encode(
     p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
 ) -> tuple[Tensor, Tensor]:
     assert isinstance(format, TopKSparseFormat)
-    elements = format.span * format.block
     counts = counts.view(-1, format.span)
     in_use = (torch.arange(format.block, device=p.device) < counts.unsqueeze(-1)).flatten(1)
     keys = torch.where(in_use, topk_values.order_key(p), -1)
