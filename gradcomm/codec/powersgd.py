@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Matrices of one shape, side by side: ``count`` of them, ``[n, m]`` each."""
+    """Matrices of one shape, side by side: ``count`` of them, ``[n, m]`` each, sent at ``rank``."""
 
     count: int
     n: int
     m: int
+    rank: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class PowerSGD(Codec):
     exchanges = ("reduce",)
     rank: int = 4
     min_compression_rate: float = 2.0
-    start_step: int = 50
+    start_step: int = 100
     warm_start: bool = True
 
     def __post_init__(self) -> None:
@@ -92,66 +93,54 @@ class PowerSGD(Codec):
         return min(self.rank, n, m) * (n + m)
 
     def rounds(self, part: Part, bucket: Tensor, turn: Turn) -> Generator[Tensor, None, None]:
-        groups = _groups(part)
-        ranks_of = [min(self.rank, g.n, g.m) for g in groups]
-        sizes = [g.count * g.n * g.m for g in groups]
-        q_sizes = [g.count * g.m * r for g, r in zip(groups, ranks_of, strict=True)]
-        p_sizes = [g.count * g.n * r for g, r in zip(groups, ranks_of, strict=True)]
+        groups = _groups(part, self.rank)
         device = bucket.device
-
         # M = g + e, in the residual's own memory.
         if turn.error_feedback:
             flat = turn.memory.flat("residual", part, device)
         else:
-            flat = turn.scratch.get("matrices", (sum(sizes),), torch.float32, device).zero_()
+            flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
         self._add_gradient(part, flat, views, turn.gain)
-        ms = [f.view(g.count, g.n, g.m) for f, g in zip(flat.split(sizes), groups, strict=True)]
+        ms = _batches(flat, [(g.count, g.n, g.m) for g in groups])
 
-        q_old = self._q(part, turn, groups, ranks_of, device)
-        qs = [
-            f.view(g.count, g.m, r)
-            for f, g, r in zip(q_old.split(q_sizes), groups, ranks_of, strict=True)
-        ]
-        p_flat = turn.scratch.get("p", (sum(p_sizes),), torch.float32, device)
-        ps = [
-            f.view(g.count, g.n, r)
-            for f, g, r in zip(p_flat.split(p_sizes), groups, ranks_of, strict=True)
-        ]
+        # Factors lie as rows, P^T and Q^T: products with a tall thin matrix are many times slower.
+        q_flat = self._q(part, turn, groups, device)
+        qs = _batches(q_flat, [(g.count, g.rank, g.m) for g in groups])
+        p_shapes = [(g.count, g.rank, g.n) for g in groups]
+        p_flat = turn.scratch.get("p", (_numel(p_shapes),), torch.float32, device)
+        ps = _batches(p_flat, p_shapes)
         for m, q, p in zip(ms, qs, ps, strict=True):
-            torch.bmm(m, q, out=p)
+            torch.bmm(q, m.transpose(1, 2), out=p)
         yield p_flat
 
         # A matrix that is not finite on any rank is not finite here, on every rank.
-        finite = [torch.isfinite(p).flatten(1).all(1) for p in ps]
-        q_flat = turn.scratch.get("q", (sum(q_sizes),), torch.float32, device)
-        q_news = [
-            f.view(g.count, g.m, r)
-            for f, g, r in zip(q_flat.split(q_sizes), groups, ranks_of, strict=True)
-        ]
-        for m, p, q, ok in zip(ms, ps, q_news, finite, strict=True):
-            p.copy_(orthogonalize(torch.where(ok.view(-1, 1, 1), p, 0.0)))
-            torch.bmm(m.transpose(1, 2), p, out=q)
+        bad = [~torch.isfinite(p).flatten(1).all(1).view(-1, 1, 1) for p in ps]
+        sum_flat = turn.scratch.get("q", (q_flat.numel(),), torch.float32, device)
+        sums = _batches(sum_flat, [(g.count, g.rank, g.m) for g in groups])
+        for m, p, q, wrong in zip(ms, ps, sums, bad, strict=True):
+            p.copy_(orthogonalize(p.masked_fill(wrong, 0.0)))
+            torch.bmm(p, m, out=q)
             if turn.error_feedback:
-                m.baddbmm_(p, q.transpose(1, 2), alpha=-1)
-            q.masked_fill_(~ok.view(-1, 1, 1), float("nan"))
+                m.baddbmm_(p.transpose(1, 2), q.masked_fill(wrong, 0.0), alpha=-1)
+            q.masked_fill_(wrong, float("nan"))
         if turn.error_feedback:
-            self._restore(part, flat, views, turn.gain, torch.cat(finite))
-        yield q_flat
+            self._restore(part, flat, views, turn.gain, torch.cat(bad).flatten())
+        yield sum_flat
 
-        q_flat.div_(turn.ranks)
-        approximations = []
-        for p, q, old in zip(ps, q_news, qs, strict=True):
-            approximations += [(p[i], q[i]) for i in range(p.size(0))]
-            # A column that vanished or is not finite would stay so for ever: keep the last good one.
-            norm = torch.linalg.vector_norm(q, dim=1)
+        sum_flat.div_(turn.ranks)
+        factors = []
+        for p, q, old in zip(ps, sums, qs, strict=True):
+            factors += [(p[i].t(), q[i]) for i in range(p.size(0))]
+            # A row that vanished or is not finite would stay so for ever: keep the last good one.
+            norm = torch.linalg.vector_norm(q, dim=2, keepdim=True)
             good = torch.isfinite(norm) & (norm > 1e-6 * norm.amax(1, keepdim=True))
-            old.copy_(torch.where(good.unsqueeze(1), q, old))
-        for view, (p, q) in zip(views, approximations, strict=True):
+            old.copy_(torch.where(good, q, old))
+        for view, (p, q) in zip(views, factors, strict=True):
             if view.is_contiguous() and view.dtype == torch.float32:
-                torch.mm(p, q.t(), out=view.view(p.size(0), q.size(0)))
+                torch.mm(p, q, out=view.view(p.size(0), q.size(1)))
             else:
-                view.copy_((p @ q.t()).view(view.shape))
+                view.copy_((p @ q).view(view.shape))
 
     def _add_gradient(
         self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, sign: float = 1.0
@@ -164,22 +153,20 @@ class PowerSGD(Codec):
                 m.addcmul_(view.float(), gain, value=sign)
 
     def _restore(
-        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, finite: Tensor
+        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, bad: Tensor
     ) -> None:
         """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
-        if bool(finite.all()):
+        if not bool(bad.any()):
             return
         for i, (first, numel) in enumerate(part.layout.places()):
-            if not bool(finite[i]):
+            if bool(bad[i]):
                 m = flat[first : first + numel].view(views[i].shape)
                 g = views[i].float() if gain is None else views[i].float() * gain
                 m.sub_(g).nan_to_num_(0.0, 0.0, 0.0)
 
-    def _q(
-        self, part: Part, turn: Turn, groups: list[_Group], ranks_of: list[int], device: torch.device
-    ) -> Tensor:
+    def _q(self, part: Part, turn: Turn, groups: list[_Group], device: torch.device) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
-        numels = [g.m * r for g, r in zip(groups, ranks_of, strict=True) for _ in range(g.count)]
+        numels = [g.m * g.rank for g in groups for _ in range(g.count)]
         firsts = itertools.accumulate(numels[:-1], initial=0)
         places = list(zip(firsts, numels, strict=True))
 
@@ -200,20 +187,19 @@ class PowerSGD(Codec):
 
 
 def orthogonalize(p: Tensor) -> Tensor:
-    """Orthonormal columns that span those of ``p``, ``[batch, n, r]``, in its dtype.
+    """Orthonormal rows that span those of ``p``, ``[batch, r, n]``, in its dtype.
 
-    Cholesky QR twice (Yamamoto et al. 2015), in float64, of unit columns, the Gram matrix shifted. A
-    column that depends on those before it comes out as zero, nearly: made a unit vector again it would
-    count their direction twice. A zero column stays zero. No branch depends on the data, so a GPU
-    never waits.
+    Cholesky QR twice (Yamamoto et al. 2015), in float64, of unit rows, the Gram matrix shifted. A row
+    that depends on those before it comes out as zero, nearly: made a unit vector again it would count
+    their direction twice. A zero row stays zero. No branch depends on the data, so a GPU never waits.
     """
     x = p.double()
-    eye = torch.eye(p.size(2), dtype=torch.float64, device=p.device)
-    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    eye = torch.eye(p.size(1), dtype=torch.float64, device=p.device)
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
     x = torch.where(norm > 0, x / norm, 0.0)
     for _ in range(2):
-        factor, _ = torch.linalg.cholesky_ex(x.transpose(1, 2) @ x + 1e-12 * eye)
-        x = torch.linalg.solve_triangular(factor.transpose(1, 2), x, upper=True, left=False)
+        factor, _ = torch.linalg.cholesky_ex(x @ x.transpose(1, 2) + 1e-12 * eye)
+        x = torch.linalg.solve_triangular(factor, x, upper=False)
     return x.to(p.dtype)
 
 
@@ -221,6 +207,18 @@ def _matrix(shape: torch.Size) -> tuple[int, int]:
     return shape[0], shape.numel() // shape[0]
 
 
-def _groups(part: Part) -> list[_Group]:
+def _groups(part: Part, rank: int) -> list[_Group]:
     shapes = (_matrix(s.shape) for s in part.slices)
-    return [_Group(len(list(same)), *shape) for shape, same in itertools.groupby(shapes)]
+    return [
+        _Group(len(list(same)), n, m, min(rank, n, m)) for (n, m), same in itertools.groupby(shapes)
+    ]
+
+
+def _numel(shapes: list[tuple[int, int, int]]) -> int:
+    return sum(a * b * c for a, b, c in shapes)
+
+
+def _batches(flat: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """A flat tensor as batches of matrices that lie one after another in it."""
+    parts = flat.split([_numel([shape]) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -50,7 +50,7 @@ class TopK(RecordCodec):
     values: str = "float32"
     k: int | None = None
     rows: int | None = None
-    ramp_steps: int = 0
+    ramp_steps: int = 100
     ramp_from: float = 0.25
 
     def __post_init__(self) -> None:
