@@ -21,7 +21,12 @@ def codec(value: Any) -> Codec:
 
 
 def options(
-    warmup_steps: Any, clip_norm: Any, error_feedback: Any, momentum: Any, min_numel: Any, measure_every: Any
+    warmup_steps: Any,
+    clip_norm: Any,
+    error_feedback: Any,
+    momentum: Any,
+    min_numel: Any,
+    measure_every: Any,
 ) -> None:
     for name, value in (
         ("warmup_steps", warmup_steps),
