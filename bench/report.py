@@ -73,7 +73,7 @@ def plot(results: list[dict[str, Any]], path: pathlib.Path) -> None:
     by_step.set(xlabel="step", ylabel="held-out loss, nats a byte")
     by_bytes.set(xlabel="MB sent by a rank, with the plain first steps", xscale="log")
     lowest = min(r["loss"] for r in results)
-    by_step.set_ylim(lowest - 0.1, max(lowest + 2.0, max(r["loss"] for r in results) + 0.1))
+    by_step.set_ylim(lowest - 0.1, max(lowest + 1.0, max(r["loss"] for r in results) + 0.1))
     by_step.legend(fontsize="small")
     for axes in (by_step, by_bytes):
         axes.grid(alpha=0.3)
