@@ -54,9 +54,9 @@ RECORDS = [
     ("int2:block=64", 0.25 + 4 / 64),
     ("onebit", 1 / 8 + 4 / 512),
     ("onebit:block=128", 1 / 8 + 4 / 128),
-    ("topk:density=0.01", 5 / 100),
-    ("topk:density=0.01,values=float16", 3 / 100),
-    ("topk:k=3,rows=300", 3 * (4 + 2) / 300),
+    ("topk:density=0.01,ramp_steps=0", 5 / 100),
+    ("topk:density=0.01,values=float16,ramp_steps=0", 3 / 100),
+    ("topk:k=3,rows=300,ramp_steps=0", 3 * (4 + 2) / 300),
 ]
 
 

@@ -26,7 +26,7 @@ FEEDBACK = [
     "int4:rounding=stochastic",
     "int2:scheme=minmax",
     "onebit",
-    "topk:density=0.05",
+    "topk:density=0.05,ramp_steps=2",
     "topk:density=0.05,select=exact",
     "topk:density=0.05,select=threshold,values=float16",
     "topk:density=0.1,values=int8",
@@ -222,7 +222,7 @@ def _allocated(
         ("onebit", "gather", 4, 3 * 0.134),
         ("onebit", "shard", 4 + 4 / 3, 3 * 0.134),
         ("int4", "shard", 4 + 4 / 3, 3 * 0.51),
-        ("topk", "shard", 4 + 4 / 3, 3 * 0.051),
+        ("topk:ramp_steps=0", "shard", 4 + 4 / 3, 3 * 0.051),
         ("powersgd:rank=1,start_step=0", None, 4.04, 0.04),
     ],
 )

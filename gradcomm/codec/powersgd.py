@@ -209,9 +209,7 @@ def _matrix(shape: torch.Size) -> tuple[int, int]:
 
 def _groups(part: Part, rank: int) -> list[_Group]:
     shapes = (_matrix(s.shape) for s in part.slices)
-    return [
-        _Group(len(list(same)), n, m, min(rank, n, m)) for (n, m), same in itertools.groupby(shapes)
-    ]
+    return [_Group(len(list(same)), n, m, min(rank, n, m)) for (n, m), same in itertools.groupby(shapes)]
 
 
 def _numel(shapes: list[tuple[int, int, int]]) -> int:
