@@ -123,14 +123,14 @@ def formats(numel: int) -> list[Case]:
         Case("bfloat16", ops.CastFormat(512, 2), always=True),
         Case("float32", ops.CastFormat(512, 0), always=True),
     ]
-    block_topk = getattr(ops, "TopKBlockFormat", None)
-    if block_topk is not None:
-        cases.append(Case("block top-k 1%", block_topk(block=1600, rows=100, k=1, value=0), 0.75, 1.5))
-    sparse_topk = getattr(ops, "TopKSparseFormat", None)
-    if sparse_topk is not None:
-        blocks = -(-numel // 512)
-        exact = sparse_topk(block=512, blocks_per_chunk=blocks, k=numel // 100, value=0, select=0)
-        cases.append(Case("exact top-k 1%", exact, 0.25, 1.5))
+    blocks = -(-numel // 512)
+    exact = ops.TopKSparseFormat(512, blocks, numel // 100, ops.FLOAT32, ops.EXACT)
+    threshold = ops.TopKSparseFormat(512, blocks, numel // 100, ops.FLOAT32, ops.THRESHOLD)
+    cases += [
+        Case("block top-k 1%", ops.TopKBlockFormat(1600, 100, 1, ops.FLOAT32), 0.75, 1.5, always=True),
+        Case("exact top-k 1%", exact, 0.25, 1.5),
+        Case("threshold top-k 1%", threshold, always=True),
+    ]
     return cases
 
 

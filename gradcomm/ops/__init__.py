@@ -4,9 +4,11 @@ import torch
 
 from . import schemas as schemas
 from .format import BFLOAT16 as BFLOAT16
+from .format import EXACT as EXACT
 from .format import FLOAT16 as FLOAT16
 from .format import FLOAT32 as FLOAT32
 from .format import INT8 as INT8
+from .format import THRESHOLD as THRESHOLD
 from .format import CastFormat as CastFormat
 from .format import Format as Format
 from .format import OneBitFormat as OneBitFormat
