@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import logging
 import time
 from typing import Any, Literal
@@ -14,19 +14,17 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradcomm import checks
 from gradcomm.auto import fastest
+from gradcomm.buckets import Buckets
 from gradcomm.clip import Clip
 from gradcomm.codec import Auto, Codec, parse
-from gradcomm.codec.base import Scratch, Turn
-from gradcomm.exchange import EXCHANGES, choose
+from gradcomm.exchange import choose
 from gradcomm.handshake import agree
 from gradcomm.lane import Lane
 from gradcomm.memory import Memory
-from gradcomm.part import Part, Slice
-from gradcomm.plan import MIN_NUMEL, Parameter, PlainRule, Plan
-from gradcomm.random import key_of
+from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
+from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport.group import GroupTransport, own_group
-from gradcomm.verify import compare_ranks
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
@@ -94,13 +92,10 @@ class CommState:
         if exchange is not None:
             choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
         self._group = process_group
-        self._parameters: dict[int, Parameter] = {}  # by id of the tensor
         self._bound = False
         self._step = 0
         self._seen: set[int] = set()
         self._graph_task = -1
-        self._buckets: dict[tuple[int, ...], tuple[list[Part], list[Part]]] = {}
-        self._warm: set[tuple[int, ...]] = set()
         self._pending_state: dict[str, Any] | None = None
 
     # ---- set-up -----------------------------------------------------------------------------
@@ -117,20 +112,29 @@ class CommState:
         self._own_group = own_group(group, device)
         self._transport = GroupTransport(self._own_group, device)
         ranks = self._transport.size
-        self._meter = Meter()
-        self._memory = Memory(ranks)
-        self._scratch = Scratch()
-        self._clip = Clip(self.clip_norm) if self.clip_norm is not None else None
         if isinstance(self.codec, Auto):
             self.codec, measured = fastest(self._transport, device)
             logger.info("gradcomm: auto chose %s; ms to exchange 4 MiB: %s", self.codec.spec(), measured)
-        chosen = choose(self.codec, ranks, self._exchange)
-        self._plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
+        self._chosen = chosen = choose(self.codec, ranks, self._exchange)
+        plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
+        self._memory = Memory(ranks)
+        self._buckets = Buckets(plan, self._memory)
+        self._runner = Runner(
+            transport=self._transport,
+            memory=self._memory,
+            clip=Clip(self.clip_norm) if self.clip_norm is not None else None,
+            warmup_steps=self.warmup_steps,
+            error_feedback=self.error_feedback,
+            momentum=self.momentum,
+            seed=self.seed,
+            measure_every=self.measure_every,
+            verify=self.verify,
+        )
         try:
             for name, tensor in named:
-                self._add(name, tensor)
+                self._buckets.add(tensor, name)
             if complete:
-                self._plan.check_used()
+                plan.check_used()
         except Exception as problem:
             error = problem
         mine = {
@@ -147,7 +151,7 @@ class CommState:
             "verify": self.verify,
             "parameters (name, shape, dtype, plain)": [
                 (p.name, tuple(p.tensor.shape), str(p.tensor.dtype), p.plain)
-                for p in self._parameters.values()
+                for p in self._buckets.parameters
             ],
         }
         try:
@@ -163,25 +167,18 @@ class CommState:
 
     def describe(self) -> str:
         """The recipe in one line."""
-        plain = [p for p in self._parameters.values() if p.plain]
-        total = sum(p.tensor.numel() for p in self._parameters.values())
+        everything = self._buckets.parameters
+        plain = [p for p in everything if p.plain]
+        total = sum(p.tensor.numel() for p in everything)
         share = sum(p.tensor.numel() for p in plain) / max(1, total)
         return (
-            f"{self.codec.spec()} by {self._plan.exchange} among {self._transport.size} ranks; "
-            f"first {self.warmup_steps} steps plain; {len(plain)} of {len(self._parameters)} parameters "
+            f"{self.codec.spec()} by {self._chosen} among {self._transport.size} ranks; "
+            f"first {self.warmup_steps} steps plain; {len(plain)} of {len(everything)} parameters "
             f"({share:.1%} of elements) always plain; local clip "
             f"{'off' if self.clip_norm is None else self.clip_norm}; error feedback "
             f"{'on' if self.error_feedback else 'off'}; momentum correction "
             f"{self.momentum or 'off'}"
         )
-
-    def _add(self, name: str, tensor: Tensor) -> Parameter:
-        found = self._parameters.get(id(tensor))
-        if found is None:
-            plain = self._plan.is_plain(name, tensor)
-            found = Parameter(len(self._parameters), name, tensor, plain)
-            self._parameters[id(tensor)] = found
-        return found
 
     # ---- each bucket ------------------------------------------------------------------------
 
@@ -191,26 +188,17 @@ class CommState:
         if not self._bound:
             checks.cpu(buffer.device)
             self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], buffer.device, False)
-        for p in params:
-            if id(p) not in self._parameters:
-                self._add(f"parameter {len(self._parameters)}", p)
-        keys = tuple(self._parameters[id(p)].key for p in params)
+        keys = tuple(self._buckets.add(p).key for p in params)
         self._begin(keys)
-        compressed, dense = self._parts(keys, buffer, params)
-        parts = dense if self._step < self.warmup_steps else compressed
-        if parts is compressed and keys in self._warm:
-            self._lane.drain()
-            self._warm.discard(keys)
-            for part in dense:
-                self._memory.drop(part)  # its flat tensors; what they hold goes to the new parts
-        elif parts is dense:
-            self._warm.add(keys)
-        step, index = self._step, bucket.index()
-
-        def job() -> None:
-            self._run(parts, keys, buffer, step)
-
-        return self._lane.submit(job, buffer, f"step {step}, bucket {index}")
+        step, warm = self._step, self._step < self.warmup_steps
+        if stale := self._buckets.stale(keys, warm):
+            self._lane.drain()  # what runs there may still write to the old layout
+            if self._runner.clip is not None:
+                for old in stale:
+                    self._runner.clip.forget(old)
+        parts = self._buckets.parts(keys, buffer, warm)
+        job = functools.partial(self._runner.run, parts, keys, buffer, step)
+        return self._lane.submit(job, buffer, f"step {step}, bucket {bucket.index()}")
 
     def _begin(self, keys: tuple[int, ...]) -> None:
         """A parameter that comes a second time begins a new step. Buckets' indices would not do: with
@@ -231,95 +219,7 @@ class CommState:
         start = time.perf_counter()
         self._graph_task = -1
         self._lane.drain()
-        self._meter.waited += time.perf_counter() - start
-
-    def _parts(
-        self, keys: tuple[int, ...], buffer: Tensor, params: list[Tensor]
-    ) -> tuple[list[Part], list[Part]]:
-        """The parts of a bucket, and the one plain part of it for steps of warm-up."""
-        found = self._buckets.get(keys)
-        if found is not None:
-            return found
-        stale = [old for old in self._buckets if not set(old).isdisjoint(keys)]
-        if stale:
-            self._lane.drain()  # what runs there may still write to the old layout
-        for old in stale:
-            for part in {*itertools.chain(*self._buckets.pop(old))}:
-                self._memory.drop(part)
-            if self._clip is not None:
-                self._clip.forget(old)
-        slices, offset = [], 0
-        for key, p in zip(keys, params, strict=True):
-            slices.append(Slice(key, offset, p.numel(), p.shape, p.stride(), _dense(p)))
-            offset += p.numel()
-        plan = self._plan
-        whole = [Part(plan.dense, "reduce", slices, whole=True)]
-        by_key = {p.key: p for p in self._parameters.values()}
-        plain = [by_key[k].plain for k in keys]
-        if (
-            buffer.is_sparse
-            or buffer.numel() != offset
-            or not self.codec.takes(buffer.shape, buffer.dtype)
-        ):
-            made = (whole, whole)
-        else:
-            made = (plan.parts(slices, plain), whole)
-        self._buckets[keys] = made
-        return made
-
-    def _run(self, parts: list[Part], keys: tuple[int, ...], buffer: Tensor, step: int) -> None:
-        """In the lane: the exchanges of one bucket."""
-        meter, transport = self._meter, self._transport
-        ranks = transport.size
-        exact = None
-        if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
-            exact = buffer / ranks
-            uncounted, transport.traffic = transport.traffic, Traffic()
-            transport.all_reduce(exact)
-            transport.traffic = uncounted
-        gain = None
-        if self._clip is not None and not buffer.is_sparse and buffer.is_floating_point():
-            with meter.clock("encode"):
-                gain = self._clip.gain(keys, buffer, step)
-        for part in parts:
-            turn = Turn(
-                step=max(0, step - self.warmup_steps),
-                key=key_of(self.seed, step, transport.rank),
-                gain=gain,
-                ranks=ranks,
-                rank=transport.rank,
-                memory=self._memory,
-                error_feedback=self.error_feedback,
-                scratch=self._scratch,
-            )
-            if self.momentum and buffer.is_floating_point() and not buffer.is_sparse:
-                with meter.clock("encode"):
-                    turn.momentum = self._accelerate(part, buffer, gain)
-                turn.gain = None
-            before = transport.traffic.sent
-            EXCHANGES[part.exchange](part, buffer, turn, transport, meter.clock)
-            meter.count(
-                part.codec.name,
-                part.numel,
-                buffer.element_size(),
-                ranks,
-                transport.traffic.sent - before,
-            )
-        if exact is not None:
-            norm = torch.linalg.vector_norm
-            meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
-        if self.verify:
-            compare_ranks(transport, buffer)
-
-    def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
-        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket."""
-        u = self._memory.flat("momentum", part)
-        u.mul_(self.momentum)
-        for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
-            mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
-            mine.add_(g if gain is None else g * gain)
-            g.copy_(mine)
-        return u
+        self._runner.meter.waited += time.perf_counter() - start
 
     # ---- what the user sees -----------------------------------------------------------------
 
@@ -342,10 +242,10 @@ class CommState:
         if not self._bound:
             return Meter().report(0, Traffic())
         self._lane.drain()
-        report = self._meter.report(self.step, self._transport.traffic)
+        report = self._runner.meter.report(self.step, self._transport.traffic)
         report["residual_norm"] = self._memory.norm()
         report["memory_bytes"] = self._memory.bytes()
-        report["scratch_bytes"] = self._scratch.bytes()
+        report["scratch_bytes"] = self._runner.scratch.bytes()
         return report
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,7 +255,7 @@ class CommState:
         """
         checks.bound(self._bound, "state_dict")
         self._lane.drain()
-        names = {p.key: p.name for p in self._parameters.values()}
+        names = {p.key: p.name for p in self._buckets.parameters}
         return {
             "version": __version__,
             "codec": self.codec.spec(),
@@ -378,12 +278,11 @@ class CommState:
             self._pending_state = state
 
     def _take_state(self, state: dict[str, Any]) -> None:
-        keys = {p.name: p.key for p in self._parameters.values()}
-        sizes = {p.name: p.tensor.numel() for p in self._parameters.values()}
+        keys = {p.name: p.key for p in self._buckets.parameters}
+        sizes = {p.name: p.tensor.numel() for p in self._buckets.parameters}
         checks.state(state, self.codec.spec(), self._transport.rank, self._transport.size, sizes)
         self._pending_state = None
         self._buckets.clear()
-        self._warm.clear()
         self._memory.load(state["memory"], keys)
         self._step, self._seen = state["step"], set()
 
@@ -393,13 +292,3 @@ class CommState:
             self._lane.close()
             dist.destroy_process_group(self._own_group)
             self._bound = False
-
-
-def _dense(p: Tensor) -> bool:
-    """Whether DDP gives the bucket's view of this parameter the parameter's own strides."""
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(p.stride(), p.shape, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -57,7 +57,7 @@ def _conserved(rank: int, ranks: int, codec: str, exchange: str | None) -> tuple
         plain.zero_grad()
         ddp(x).square().mean().backward()
         plain(x).square().mean().backward()
-        layouts.add(tuple(state._buckets))
+        layouts.add(tuple(state._buckets._parts))
         for (name, p), q in zip(ddp.module.named_parameters(), plain.parameters(), strict=True):
             assert p.grad is not None and q.grad is not None
             sent[name] = sent.get(name, 0) + p.grad
@@ -206,7 +206,7 @@ def _allocated(
     for step in range(6):
         ddp(torch.randn(2, 256)).square().mean().backward()
         flats = [f.data_ptr() for f in state._memory._flat.values()]
-        flats += [b.data_ptr() for b in state._scratch._buffers.values()]
+        flats += [b.data_ptr() for b in state._runner.scratch._buffers.values()]
         if step >= 3:
             kept.append(hash(tuple(flats)))
     stats = state.stats()

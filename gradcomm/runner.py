@@ -1,0 +1,93 @@
+"""In the lane: the exchanges of one bucket, and what is measured of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from gradcomm.buckets import BucketKey
+from gradcomm.clip import Clip
+from gradcomm.codec.base import Scratch, Turn
+from gradcomm.exchange import EXCHANGES
+from gradcomm.memory import Memory
+from gradcomm.part import Part
+from gradcomm.random import key_of
+from gradcomm.stats import Meter, Traffic
+from gradcomm.transport import Transport
+from gradcomm.verify import compare_ranks
+
+
+@dataclasses.dataclass
+class Runner:
+    """Everything that an exchange needs besides the bucket. Options are those of ``CommState``."""
+
+    transport: Transport
+    memory: Memory
+    clip: Clip | None
+    warmup_steps: int
+    error_feedback: bool
+    momentum: float
+    seed: int
+    measure_every: int
+    verify: bool
+    meter: Meter = dataclasses.field(default_factory=Meter)
+    scratch: Scratch = dataclasses.field(default_factory=Scratch)
+
+    def run(self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int) -> None:
+        """Replaces a bucket by its mean over ranks."""
+        plain = buffer.is_sparse or not buffer.is_floating_point()
+        exact = None
+        if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
+            exact = self._exact_mean(buffer)
+        gain = None
+        if self.clip is not None and not plain:
+            with self.meter.clock("encode"):
+                gain = self.clip.gain(key, buffer, step)
+        for part in parts:
+            turn = Turn(
+                step=max(0, step - self.warmup_steps),
+                key=key_of(self.seed, step, self.transport.rank),
+                gain=gain,
+                ranks=self.transport.size,
+                rank=self.transport.rank,
+                memory=self.memory,
+                error_feedback=self.error_feedback,
+                scratch=self.scratch,
+            )
+            if self.momentum and not plain:
+                with self.meter.clock("encode"):
+                    turn.momentum = self._accelerate(part, buffer, gain)
+                turn.gain = None
+            before = self.transport.traffic.sent
+            EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
+            self.meter.count(
+                part.codec.name,
+                part.numel,
+                buffer.element_size(),
+                self.transport.size,
+                self.transport.traffic.sent - before,
+            )
+        if exact is not None:
+            norm = torch.linalg.vector_norm
+            self.meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
+        if self.verify:
+            compare_ranks(self.transport, buffer)
+
+    def _exact_mean(self, buffer: Tensor) -> Tensor:
+        exact = buffer / self.transport.size
+        uncounted, self.transport.traffic = self.transport.traffic, Traffic()
+        self.transport.all_reduce(exact)
+        self.transport.traffic = uncounted
+        return exact
+
+    def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
+        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket."""
+        u = self.memory.flat("momentum", part)
+        u.mul_(self.momentum)
+        for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
+            mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
+            mine.add_(g if gain is None else g * gain)
+            g.copy_(mine)
+        return u
