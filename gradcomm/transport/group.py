@@ -61,6 +61,9 @@ class GroupTransport:
         dist.all_gather_object(items, item, group=self.group)
         return items
 
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     """The backend that a group uses for this device: ``gloo``, ``nccl``, …"""
