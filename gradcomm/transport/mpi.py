@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradcomm.stats import Traffic
 
-from .mpi_calls import TIMEOUT, Calls, abort_on_error, load
+from .mpi_calls import TIMEOUT, Calls
+from .mpi_load import abort_on_error, load
 
 
 class MpiTransport:

