@@ -16,4 +16,7 @@ from gradcomm.hook import comm_hook as comm_hook
 from gradcomm.hook import register as register
 from gradcomm.lane import LaneError as LaneError
 from gradcomm.state import CommState as CommState
+from gradcomm.transport.mpi_register import register as _register_mpi_backend
 from gradcomm.version import __version__ as __version__
+
+_register_mpi_backend()  # imports no mpi4py and starts no MPI

@@ -24,7 +24,7 @@ from gradcomm.memory import Memory
 from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
 from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
-from gradcomm.transport.group import GroupTransport, own_group
+from gradcomm.transport.choose import choose_transport
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
@@ -38,6 +38,9 @@ class CommState:
     Args:
         codec: a codec, or its name, ``"topk:density=0.01"``, say.
         process_group: the ranks that average; by default all. Must be the group that DDP uses.
+        transport: who carries the payloads: by default a new process group like ``process_group``. An
+            ``mpi4py`` communicator of the same ranks in the same order, or a ``Transport``, which the
+            state does not close.
         warmup_steps: so many first steps are exchanged plain.
         plain: parameters that always go plain, besides all of fewer than two dimensions and all
             smaller than ``min_numel``: parameters, their names or ``fnmatch`` patterns, or a
@@ -67,6 +70,7 @@ class CommState:
         codec: Codec | str,
         *,
         process_group: dist.ProcessGroup | None = None,
+        transport: Any = None,
         warmup_steps: int | _Recipe = "recipe",
         plain: PlainRule = None,
         min_numel: int = MIN_NUMEL,
@@ -91,7 +95,7 @@ class CommState:
         self._plain_rule, self._min_numel, self._exchange = plain, min_numel, exchange
         if exchange is not None:
             choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
-        self._group = process_group
+        self._group, self._transport_wanted = process_group, transport
         self._bound = False
         self._step = 0
         self._seen: set[int] = set()
@@ -109,8 +113,7 @@ class CommState:
         group = self._group if self._group is not None else dist.group.WORLD
         assert group is not None
         error: Exception | None = None
-        self._own_group = own_group(group, device)
-        self._transport = GroupTransport(self._own_group, device)
+        self._transport = choose_transport(self._transport_wanted, group, device)
         ranks = self._transport.size
         if isinstance(self.codec, Auto):
             self.codec, measured = fastest(self._transport, device)
@@ -287,8 +290,9 @@ class CommState:
         self._step, self._seen = state["step"], set()
 
     def close(self) -> None:
-        """Ends the lane's thread and its process group. The hook cannot be called after it."""
+        """Ends the lane's thread and the transport it made. The hook cannot be called after it."""
         if self._bound:
             self._lane.close()
-            dist.destroy_process_group(self._own_group)
+            if self._transport is not self._transport_wanted:
+                self._transport.close()
             self._bound = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from gradcomm.stats import Traffic
 from .group import GroupTransport as GroupTransport
 
 
+@runtime_checkable
 class Transport(Protocol):
     """Blocking collectives over a fixed set of ranks. All ranks call the same in the same order."""
 
@@ -29,3 +30,6 @@ class Transport(Protocol):
 
     def all_gather_object(self, item: Any) -> list[Any]:
         """Small Python objects, for set-up."""
+
+    def close(self) -> None:
+        """Frees what the transport made. Nothing can be sent after it."""

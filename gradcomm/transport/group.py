@@ -10,6 +10,9 @@ from torch import Tensor
 
 from gradcomm.stats import Traffic
 
+#: Torch 2.13 renamed it, and warns of the old name.
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class GroupTransport:
     """Blocking collectives over a process group.
@@ -44,7 +47,7 @@ class GroupTransport:
                 if w is not None:
                     w.wait()
         elif others:
-            dist.all_gather_into_tensor(rows.view(-1), mine.reshape(-1), group=self.group)
+            _all_gather_single(rows.view(-1), mine.reshape(-1), group=self.group)
         moved = others * mine.numel() * mine.element_size()
         self.traffic.add(moved, moved)
 
@@ -60,6 +63,9 @@ class GroupTransport:
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item, group=self.group)
         return items
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:

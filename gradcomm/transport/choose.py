@@ -1,0 +1,67 @@
+"""The transport of a state: a process group of its own, or what the user named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import Transport
+from .group import GroupTransport, own_group
+
+
+def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device) -> Transport:
+    """``wanted``: None for a new group like ``group``, an ``mpi4py`` communicator, or a Transport.
+
+    Collective over ``group``. Raises on every rank when on any of them ``wanted`` does not have the
+    ranks of ``group`` in the same order.
+    """
+    if wanted is None:
+        return GroupTransport(own_group(group, device), device)
+    own: Exception | None = None
+    try:
+        _compare(wanted, group)
+    except Exception as problem:
+        own = problem
+    # Over the group: the transport of ranks that disagree about it could hang.
+    everyone: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, None if own is None else str(own), group=group)
+    if own is not None:
+        raise own
+    for rank, problem_there in enumerate(everyone):
+        if problem_there is not None:
+            raise ValueError(f"gradcomm: rank {rank} cannot register: {problem_there}")
+    if _is_transport(wanted):
+        assert isinstance(wanted, Transport)
+        return wanted
+    from .mpi import MpiTransport
+
+    backend = group._get_backend(device)
+    timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+    return MpiTransport(wanted) if timeout is None else MpiTransport(wanted, timeout)
+
+
+def _compare(wanted: Any, group: dist.ProcessGroup) -> None:
+    if _is_transport(wanted):
+        rank, size = wanted.rank, wanted.size
+    else:
+        from .mpi import check_comm
+
+        check_comm(wanted)
+        rank, size = wanted.Get_rank(), wanted.Get_size()
+    mine, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if size != ranks:
+        raise ValueError(
+            f"gradcomm: transport has {size} ranks, DDP's process group {ranks}; give a communicator "
+            "of the same processes"
+        )
+    if rank != mine:
+        raise ValueError(
+            f"gradcomm: rank {mine} of DDP's process group is rank {rank} of transport; order the "
+            "communicator as the group: comm.Split(0, key=dist.get_rank())"
+        )
+
+
+def _is_transport(value: Any) -> bool:
+    return isinstance(value, Transport)
