@@ -36,6 +36,7 @@ class Settings:
     lr: float | None = None
     seed: int = 0
     clip: float = 1.0
+    momentum_correction: bool = False
     recipe: bool = True
     plain: tuple[str, ...] = ()
     text: str | None = None
@@ -75,10 +76,12 @@ def _train(
         options["warmup_steps"] = min(recipe.warmup_steps, settings.steps // 4)
         if recipe.error_feedback and clip:
             options["clip_norm"], clip = clip, 0.0  # local, before the memory: see gradcomm/clip.py
+        if settings.optimizer == "sgd" and settings.momentum_correction and recipe.error_feedback:
+            options["momentum"] = 0.9  # DGC's momentum correction, in place of the optimizer's own
     else:
         options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
     state = gradcomm.register(ddp, codec, seed=settings.seed, **options)
-    optimizer, schedule = _optimizer(ddp, settings)
+    optimizer, schedule = _optimizer(ddp, settings, state.momentum)
     train, held_out = data
     draw = torch.Generator().manual_seed(settings.seed * 1000 + rank)
     every = max(1, settings.steps // settings.evaluations)
@@ -133,12 +136,14 @@ def _costs(warm: dict[str, Any], stats: dict[str, Any], times: list[float]) -> d
 
 
 def _optimizer(
-    ddp: DistributedDataParallel, settings: Settings
+    ddp: DistributedDataParallel, settings: Settings, corrected: float
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """With a linear warm-up of the rate over an eighth of the steps, then a cosine down to a tenth."""
     optimizer: torch.optim.Optimizer
     if settings.optimizer == "sgd":
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=settings.lr or 0.3, momentum=0.9)
+        optimizer = torch.optim.SGD(
+            ddp.parameters(), lr=settings.lr or 0.3, momentum=0.0 if corrected else 0.9
+        )
     else:
         # A short memory of squares: a run of a few hundred steps has no use for a thousand.
         optimizer = torch.optim.AdamW(
