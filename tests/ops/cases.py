@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradcomm.ops import CastFormat, Format, Layout, OneBitFormat, QuantizeFormat, native, reference
+from gradcomm.ops import (
+    CastFormat,
+    Format,
+    Layout,
+    OneBitFormat,
+    QuantizeFormat,
+    TopKBlockFormat,
+    native,
+    reference,
+)
 
 #: Every format that test_equal_bytes.py compares; a new family adds its variants here.
 FORMATS: list[Format] = [
@@ -26,6 +35,8 @@ FORMATS: list[Format] = [
     CastFormat(512, 0),
     CastFormat(512, 1),
     CastFormat(48, 2),
+    TopKBlockFormat(1600, 100, 1, 0),
+    TopKBlockFormat(160, 10, 3, 3),
 ]
 
 #: Skips what compares the kernels with the reference where there are no kernels.
