@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,7 +11,6 @@ from gradcomm.stats import Traffic
 from .group import GroupTransport as GroupTransport
 
 
-@runtime_checkable
 class Transport(Protocol):
     """Blocking collectives over a fixed set of ranks. All ranks call the same in the same order."""
 

@@ -35,6 +35,10 @@ _SPINS, _NAP = 50, 20e-6
 
 _TAG = 7
 
+#: Requests that timed out, and their tensors: MPI may write there until the process ends, whoever has
+#: dropped the tensors meanwhile.
+_abandoned: list[Any] = []
+
 
 class Calls:
     """Blocking collectives over ``comm``, which nothing else may use. All ranks call the same in order.
@@ -48,7 +52,7 @@ class Calls:
         self.comm = comm
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self.timeout = timeout
-        self._broken: tuple[str, Any] | None = None  # and what MPI may still write to
+        self._broken: str | None = None  # why ranks no longer agree
 
     def free(self) -> None:
         """Frees the communicator, unless a call is still under way in it."""
@@ -145,7 +149,10 @@ class Calls:
         own = tensor.coalesce()
         entries = self.all_gather_object((own.indices(), own.values()))
         total = torch.sparse_coo_tensor(
-            torch.cat([i for i, _ in entries], 1), torch.cat([v for _, v in entries]), tensor.shape
+            torch.cat([i for i, _ in entries], 1),
+            torch.cat([v for _, v in entries]),
+            tensor.shape,
+            check_invariants=False,
         )
         tensor.copy_(total.coalesce())
 
@@ -171,7 +178,7 @@ class Calls:
         """
         if self._broken is not None:
             raise RuntimeError(
-                f"gradcomm: {what} over MPI after a call that did not end: {self._broken[0]}"
+                f"gradcomm: {what} over MPI after a call that did not end: {self._broken}"
             )
         limit = (timeout or self.timeout).total_seconds()
         spins, start = 0, time.monotonic()
@@ -183,7 +190,8 @@ class Calls:
                     f"gradcomm: {what} over MPI did not end within {limit:g} s on rank {self.rank} of "
                     f"{self.size}: another rank has not called it, or is gone"
                 )
-                self._broken = (message, (requests, held))
+                self._broken = message
+                _abandoned.append((self.comm, requests, held))
                 raise TimeoutError(message)
 
     def wait_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import socket
 import zlib
 from collections.abc import Iterator
@@ -76,7 +77,12 @@ def _own_address() -> str:
 
 
 def _mpi_handler(url: str, timeout: timedelta = TIMEOUT, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    yield mpi_store(timeout)
+    store, rank, size = mpi_store(timeout)
+    for name, given in re.findall(r"(rank|world_size)=(\d+)", url):
+        found = rank if name == "rank" else size
+        if int(given) != found:
+            raise ValueError(f"gradcomm: mpi:// rendezvous: {name}={given}, but MPI says {found}")
+    yield store, rank, size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
 

@@ -1,0 +1,194 @@
+"""One line to start a rank, whoever started the process.
+
+    world = gradcomm.launch.init()          # under torchrun, mpirun or srun alike, or alone
+    model.to(world.device)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: Of each launcher: the variables of rank, world size, local rank and local world size.
+_LAUNCHERS = {
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", None),
+}
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_BATCH_STEP = "4294967291"  # Slurm's step number of the batch script itself, which is one process
+
+
+class LaunchError(RuntimeError):
+    """The environment does not say who this rank is; the message names the variables."""
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Who this process is: ``rank`` of ``world_size``, ``local_rank`` of ``local_world_size`` on this
+    host, its ``device``, and the ``launcher``: torchrun, Open MPI, PMI, Slurm or none."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    launcher: str
+
+
+def init(backend: str | None = None, timeout: timedelta | None = None) -> World:
+    """``init_process_group`` from what the launcher says. Collective.
+
+    Args:
+        backend: torch's name, or ``"mpi4py"``; by default nccl where there is a GPU, else gloo.
+        timeout: of the process group; by default torch's.
+
+    Sets the CUDA device of this rank. The ranks meet at MASTER_ADDR and MASTER_PORT if those are set,
+    else at an address agreed over MPI, else at the first host of the Slurm job.
+
+    Raises LaunchError for an environment that is half set or contradicts itself.
+    """
+    world = read(os.environ, torch.cuda.device_count())
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)  # before MPI starts: it may look for the current device
+    if backend is None:
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    method = rendezvous(os.environ, world)
+    if method is None:
+        options["store"] = dist.HashStore()
+    elif method == "mpi://":
+        from gradcomm.transport.mpi_load import abort_on_error
+
+        abort_on_error()
+        options["init_method"] = method
+    else:
+        options["init_method"] = method
+    dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, **options)
+    return world
+
+
+def read(environ: Mapping[str, str], gpus: int = 0) -> World:
+    """This rank as the variables describe it, on a host with so many GPUs."""
+    places = {name: place for name in _LAUNCHERS if (place := _place(environ, name)) is not None}
+    launcher = next(iter(places), "none")
+    rank, size, local_rank, local_size = places.get(launcher, (0, 1, 0, 1))
+    torchrun = "TORCHELASTIC_RUN_ID" in environ
+    if torchrun or (launcher == "none" and ("RANK" in environ or "WORLD_SIZE" in environ)):
+        # Under torchrun whoever started torchrun, once a host, say, does not matter.
+        missing = [v for v in (*_TORCH[:3], "MASTER_ADDR", "MASTER_PORT") if v not in environ]
+        if missing:
+            there = [v for v in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") if v in environ]
+            raise LaunchError(
+                f"gradcomm: {', '.join(there)} set, but not {', '.join(missing)}; start with torchrun, "
+                "mpirun or srun, or set all of them"
+            )
+        rank, size, local_rank = (_number(environ, v) for v in _TORCH[:3])
+        local_size = _number(environ, _TORCH[3]) if _TORCH[3] in environ else local_rank + 1
+        launcher = "torchrun" if torchrun else "environment"
+    else:
+        for variable, found in (("WORLD_SIZE", size), ("RANK", rank)):
+            if variable in environ and _number(environ, variable) != found:
+                raise LaunchError(
+                    f"gradcomm: {variable}={environ[variable]}, but {launcher} says {found}: "
+                    f"{_variables(launcher)}; unset {variable}, or start as many processes as it says"
+                )
+    if not 0 <= rank < size:
+        raise LaunchError(f"gradcomm: rank {rank} of {size} ranks, by {launcher}")
+    device = torch.device("cpu")
+    if gpus:
+        if local_rank >= gpus and gpus > 1:
+            raise LaunchError(
+                f"gradcomm: local rank {local_rank}, but {gpus} GPUs here; start one process a GPU"
+            )
+        # One visible GPU and several ranks: the launcher gave each rank its own.
+        device = torch.device("cuda", local_rank if gpus > 1 else 0)
+    return World(rank, local_rank, size, local_size, device, launcher)
+
+
+def rendezvous(environ: Mapping[str, str], world: World) -> str | None:
+    """torch's ``init_method``; None where there is nobody to meet. Raises LaunchError."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if address and port:
+        return "env://"
+    if address or port:
+        one, other = ("MASTER_ADDR", "MASTER_PORT") if address else ("MASTER_PORT", "MASTER_ADDR")
+        raise LaunchError(f"gradcomm: {one} set, but not {other}; set both or neither")
+    if world.launcher in ("Open MPI", "PMI"):
+        return "mpi://"
+    if world.launcher == "Slurm" and world.world_size > 1:
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        if not nodes:
+            raise LaunchError(
+                "gradcomm: SLURM_PROCID set, but neither SLURM_STEP_NODELIST nor MASTER_ADDR; set "
+                "MASTER_ADDR and MASTER_PORT to where rank 0 runs"
+            )
+        # Steps of one job, and jobs that share a host, should not meet at each other's port.
+        number = _number(environ, "SLURM_JOB_ID") * 17 + _number(environ, "SLURM_STEP_ID")
+        return f"tcp://{first_host(nodes)}:{15000 + number % 15000}"
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """Of a Slurm node list: ``gpu[03-05,9],login`` -> ``gpu03``."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    if match is None:
+        raise LaunchError(f"gradcomm: no host in the Slurm node list {nodes!r}")
+    return "".join(part or "" for part in match.groups())
+
+
+def _place(environ: Mapping[str, str], launcher: str) -> tuple[int, int, int, int] | None:
+    rank, size, local_rank, local_size = _LAUNCHERS[launcher]
+    if rank not in environ:
+        return None
+    if launcher == "Slurm" and environ.get("SLURM_STEP_ID", _BATCH_STEP) == _BATCH_STEP:
+        return None  # in the batch script, not in srun
+    missing = [v for v in (size, local_rank) if v not in environ]
+    if missing:
+        raise LaunchError(
+            f"gradcomm: {rank} set, but not {', '.join(missing)}; start with mpirun, srun or torchrun"
+        )
+    here = _number(environ, local_rank)
+    known = local_size is not None and local_size in environ
+    if launcher == "Slurm":
+        local = _slurm_local_size(environ, here)
+    else:
+        local = _number(environ, str(local_size)) if known else here + 1
+    return _number(environ, rank), _number(environ, size), here, local
+
+
+def _slurm_local_size(environ: Mapping[str, str], local_rank: int) -> int:
+    """SLURM_STEP_TASKS_PER_NODE is ``2(x3),1``: two tasks on each of three nodes, one on the next."""
+    node = int(environ.get("SLURM_NODEID", "0"))
+    for count, times in re.findall(
+        r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    ):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    return local_rank + 1
+
+
+def _number(environ: Mapping[str, str], variable: str) -> int:
+    try:
+        return int(environ[variable])
+    except (KeyError, ValueError):
+        raise LaunchError(
+            f"gradcomm: {variable}={environ.get(variable)!r} is not a number"
+        ) from None
+
+
+def _variables(launcher: str) -> str:
+    return ", ".join(v for v in _LAUNCHERS.get(launcher, ()) if v)

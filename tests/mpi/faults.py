@@ -1,0 +1,82 @@
+"""Jobs that must end, and say why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import gradcomm
+from tests.test_hook import small_model, train
+
+
+def train_and_fail(backend: str, over_mpi: bool, fault: str) -> None:
+    """Rank 1 raises, or is killed, in its third step; all others would wait for it for ten minutes."""
+    world = gradcomm.launch.init(backend, timeout=timedelta(minutes=10))
+    transport = None
+    if over_mpi:
+        from mpi4py import MPI
+
+        transport = MPI.COMM_WORLD
+    ddp = DDP(small_model(), bucket_cap_mb=0.03)
+    gradcomm.register(ddp, "onebit", warmup_steps=1, min_numel=100, transport=transport)
+    for step in range(100):
+        if step == 2 and world.rank == 1:
+            if fault == "raise":
+                raise ArithmeticError("a fault put in by the test")
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(ddp, world.rank, steps=1)
+
+
+def late_rank() -> list[str]:
+    """Rank 0's transport times out; what it says, then and at the next call."""
+    from mpi4py import MPI
+
+    from gradcomm.transport.mpi import MpiTransport
+
+    transport = MpiTransport(MPI.COMM_WORLD, timedelta(seconds=0.5))
+    said = []
+    if transport.rank == 0:
+        for call in (transport.all_reduce, transport.all_gather):
+            try:
+                call(torch.ones(10))
+            except (TimeoutError, RuntimeError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+    MPI.COMM_WORLD.Barrier()
+    if transport.rank == 1:
+        transport.all_reduce(torch.ones(10))  # what rank 0 began ends, so that MPI can
+    return said
+
+
+def no_torch_variables() -> tuple[int, int, float]:
+    """torch's own call under mpirun, without MASTER_ADDR and the like."""
+    dist.init_process_group("mpi4py")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = dist.get_rank(), dist.get_world_size(), float(tensor)
+    dist.destroy_process_group()
+    return found
+
+
+def start() -> None:
+    gradcomm.launch.init()
+
+
+def overlap() -> tuple[float, float]:
+    """Seconds that six async calls and a sleep beside them take, and the calls alone."""
+    dist.init_process_group("mpi4py")
+    tensor = torch.ones(1 << 20)
+    dist.all_reduce(tensor)
+    begin = time.perf_counter()
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(6)]
+    submitted = time.perf_counter() - begin
+    for work in works:
+        work.wait()
+    whole = time.perf_counter() - begin
+    dist.destroy_process_group()
+    return submitted, whole
