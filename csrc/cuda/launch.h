@@ -8,7 +8,8 @@
 
 namespace gradcomm {
 
-extern const Kernels onebit_kernels;
+extern const Kernels cast_kernels, onebit_kernels, quantize2_kernels, quantize4_kernels,
+    quantize8_kernels, topk_block_kernels;
 
 constexpr i64 kBlocksPerProcessor = 32;   // of a launch; each then takes several blocks of its format
 constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking for more
@@ -17,7 +18,13 @@ constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking f
 inline const Kernels* kernels_of(const i64* format) {
   if (format[1] * i64(sizeof(float)) > kTileBytesMost) return nullptr;
   switch (format[0]) {
+    case kCast: return &cast_kernels;
     case kOneBit: return &onebit_kernels;
+    case kQuantize:
+      return format[2] == 2   ? &quantize2_kernels
+             : format[2] == 4 ? &quantize4_kernels
+                              : &quantize8_kernels;
+    case kTopKBlock: return &topk_block_kernels;
     default: return nullptr;
   }
 }

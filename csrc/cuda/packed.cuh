@@ -1,5 +1,5 @@
 // Decoding formats whose fields are packed in units (csrc/device/format.cuh): a lane reads one word of
-// a unit's 16 bytes and decodes four neighbouring elements of up to four of its rows.
+// a unit's 16 bytes and decodes four neighbouring elements of up to two of its rows.
 #pragma once
 #include "blocks.cuh"
 
@@ -14,7 +14,7 @@ namespace gradcomm {
 template <class Format, int kRows>
 struct Packed {
   static constexpr int kUnit = kRows * kLanes;
-  static constexpr int kHeld = kRows < 4 ? kRows : 4;  // rows that a lane decodes at once
+  static constexpr int kHeld = kRows < 2 ? kRows : 2;  // rows that a lane decodes at once
   static constexpr int kParts = kRows / kHeld;
   static constexpr int kWords = 4;  // of a unit
 
@@ -26,7 +26,7 @@ struct Packed {
       const int column = n % kWords, unit = n / (kWords * kParts);
       const int first = n / kWords % kParts * kHeld;
       Four sum[kHeld];
-      GC_UNROLL(2)
+      GC_UNROLL(4)
       for (i64 rank = 0; rank < t.ranks; ++rank) {
         const u8* at = record + rank * t.rank_stride;
         const auto head = Format::head(t, at);

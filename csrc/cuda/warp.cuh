@@ -12,6 +12,9 @@ constexpr int kStep = 4 * kWarp;    // elements that a warp reads at once
 struct alignas(16) Four {
   float v[4];
 };
+struct alignas(16) FourWords {
+  u32 v[4];
+};
 struct alignas(8) FourHalves {
   u16 v[4];
 };

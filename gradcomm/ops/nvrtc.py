@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from . import native, reference
-from .format import Format, format_of
+from .format import Format, QuantizeFormat, format_of
 
 #: The source of each family, by its number; the same families as kernels_of in csrc/cuda/launch.h.
-FAMILIES = {1: "onebit"}
+FAMILIES = {0: "cast", 1: "onebit", 2: "quantize", 3: "topk_block"}
 STAGES = ("encode", "decode_mean", "reduce_encode")
 _TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -86,8 +86,9 @@ def options(arch: str) -> list[str]:
     ]
 
 
-def kernel_name(family: int, stage: str, dtype: torch.dtype | None) -> str:
-    name = f"gradcomm_{FAMILIES[family]}_{stage}"
+def kernel_name(format: Format, stage: str, dtype: torch.dtype | None) -> str:
+    bits = str(format.bits) if isinstance(format, QuantizeFormat) else ""
+    name = f"gradcomm_{FAMILIES[format.family]}{bits}_{stage}"
     return name if dtype is None else f"{name}_{_TYPE_NAMES[dtype]}"
 
 
@@ -161,7 +162,7 @@ def _run(stage: str, format: Format, rows: list[list[int]], records: int, on: Te
     import numpy
 
     device = on.device.index
-    kernel = _module(format.family, device).get_function(kernel_name(format.family, stage, dtype))
+    kernel = _module(format.family, device).get_function(kernel_name(format, stage, dtype))
     warps = max(1, min(_WARPS_MOST, _TILE_BYTES_MOST // 2 // (4 * format.block)))
     most = torch.cuda.get_device_properties(device).multi_processor_count * _BLOCKS_PER_PROCESSOR
     task.format[:] = format.ints()

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import gradcomm
-from gradcomm.ops import Layout, OneBitFormat, nvrtc
+from gradcomm.ops import CastFormat, Layout, OneBitFormat, QuantizeFormat, TopKBlockFormat, nvrtc
+
+FORMATS = {
+    0: [CastFormat(512)],
+    1: [OneBitFormat(512)],
+    2: [QuantizeFormat(512, bits) for bits in (2, 4, 8)],
+    3: [TopKBlockFormat(1600, 100)],
+}
 
 
 def compile_for(family: int, arch: str) -> bytes:
@@ -31,9 +38,10 @@ def compile_for(family: int, arch: str) -> bytes:
 @pytest.mark.parametrize("family", nvrtc.FAMILIES)
 def test_kernels_compile_without_a_gpu(family: int, arch: str) -> None:
     cubin = compile_for(family, arch)
-    for stage in nvrtc.STAGES:
-        for dtype in (None,) if stage == "reduce_encode" else nvrtc._TYPE_NAMES:
-            assert nvrtc.kernel_name(family, stage, dtype).encode() in cubin
+    for format in FORMATS[family]:
+        for stage in nvrtc.STAGES:
+            for dtype in (None,) if stage == "reduce_encode" else nvrtc._TYPE_NAMES:
+                assert nvrtc.kernel_name(format, stage, dtype).encode() in cubin
 
 
 def test_every_record_is_in_one_launch() -> None:

@@ -13,7 +13,10 @@
 #include "../../csrc/cuda/launch.h"
 #include "../../csrc/device/formats.cuh"
 
+#include "../../csrc/cuda/cast.cu"
 #include "../../csrc/cuda/onebit.cu"
+#include "../../csrc/cuda/quantize.cu"
+#include "../../csrc/cuda/topk_block.cu"
 
 namespace {
 

@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from machine import Machine
 from test_equal_bytes import chunk_residual, decoded, encode_steps, make_bucket, runs
 
-from gradcomm.ops import Format, OneBitFormat, reference
+from gradcomm.ops import FLOAT16, INT8, Format, OneBitFormat, TopKBlockFormat, reference
 
 EXAMPLES = settings(derandomize=True, deadline=None, max_examples=12)
 SHAPES = st.sampled_from([(0, 2), (1, 1), (2, 3), (3, 100)])  # warps of a thread block, thread blocks
-KERNELS = [f for f in FORMATS if isinstance(f, OneBitFormat)]
+KERNELS = [
+    *FORMATS,
+    TopKBlockFormat(16, 1),
+    TopKBlockFormat(1600, 100),
+    TopKBlockFormat(480, 30, 5, FLOAT16),
+    TopKBlockFormat(112, 7, 7, INT8),
+    TopKBlockFormat(4112, 257, 3, INT8),
+]
 formats = pytest.mark.parametrize("format", KERNELS, ids=str)
 
 
