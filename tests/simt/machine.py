@@ -29,15 +29,15 @@ class Fault(AssertionError):
     """What the emulator has against a kernel."""
 
 
-def build(folder: pathlib.Path, *sources: str) -> ctypes.CDLL:
-    """Compiles these files of this folder; skips where there is no compiler. SIMT_FLAGS adds options,
-    as those of sanitizers."""
+def build(folder: pathlib.Path, *sources: str, here: pathlib.Path = HERE, optimize: str = "-O1") -> ctypes.CDLL:
+    """Compiles these files of the folder ``here`` into ``folder``; skips where there is no compiler.
+    SIMT_FLAGS replaces ``optimize``, as by the options of sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to build the emulator with")
     library = folder / f"{sources[-1]}.so"
-    flags = [*FLAGS, *os.environ.get("SIMT_FLAGS", "-O1").split()]
-    command = [compiler, *flags, "-o", str(library), *(str(HERE / s) for s in sources)]
+    flags = [*FLAGS, *os.environ.get("SIMT_FLAGS", optimize).split()]
+    command = [compiler, *flags, "-o", str(library), *(str(here / s) for s in sources)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))

@@ -6,13 +6,24 @@ import ctypes
 
 import pytest
 import torch
-from cases import FORMATS, bucket_of, gradient, same_bytes, same_values
+from cases import FORMATS, bucket_of, gradient, same_bytes
+from compare import check_decoders, check_encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine import Machine
-from test_equal_bytes import chunk_residual, decoded, encode_steps, make_bucket, runs
+from test_equal_bytes import decoded, runs
 
-from gradcomm.ops import FLOAT16, INT8, Format, OneBitFormat, TopKBlockFormat, reference
+from gradcomm.ops import (
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Format,
+    OneBitFormat,
+    TopKBlockFormat,
+    TopKSparseFormat,
+    nvrtc,
+    reference,
+)
 
 EXAMPLES = settings(derandomize=True, deadline=None, max_examples=12)
 SHAPES = st.sampled_from([(0, 2), (1, 1), (2, 3), (3, 100)])  # warps of a thread block, thread blocks
@@ -31,14 +42,7 @@ formats = pytest.mark.parametrize("format", KERNELS, ids=str)
 @given(run=runs(), shape=SHAPES)
 @EXAMPLES
 def test_encode(library: ctypes.CDLL, format: Format, run: dict, shape: tuple[int, int]) -> None:
-    simt = Machine(library, *shape, run["seed"])
-    run = {**run, "steps": min(run["steps"], 2)}
-    bucket = make_bucket(format, run)
-    for ours, theirs in zip(
-        encode_steps(simt, bucket, run), encode_steps(reference, bucket, run), strict=True
-    ):
-        assert same_bytes(ours[0], theirs[0])
-        assert ours[1] is None or same_bytes(ours[1], theirs[1])
+    check_encode(Machine(library, *shape, run["seed"]), format, {**run, "steps": min(run["steps"], 2)})
 
 
 @formats
@@ -47,28 +51,7 @@ def test_encode(library: ctypes.CDLL, format: Format, run: dict, shape: tuple[in
 def test_decode_mean_and_reduce_encode(
     library: ctypes.CDLL, format: Format, run: dict, shape: tuple[int, int], ranks: int
 ) -> None:
-    simt = Machine(library, *shape, run["seed"])
-    bucket = make_bucket(format, run)
-    payloads = torch.stack(
-        [encode_steps(reference, bucket, {**run, "seed": run["seed"] + 10 * rank})[0][0]
-         for rank in range(ranks)]
-    )
-    assert same_values(decoded(simt, bucket, payloads, run["dtype"]),
-                       decoded(reference, bucket, payloads, run["dtype"]))
-    chunk = run["seed"] % bucket.chunks
-    begin, mine = chunk * bucket.chunk_blocks, payloads[:, chunk : chunk + 1].contiguous()
-    outs, results = [], []
-    for ops in (simt, reference):
-        out = torch.full((bucket.numel,), 7.0, dtype=run["dtype"])
-        ops.decode_mean(mine, bucket.layout.table, format.ints(), begin, out)
-        outs.append(out)
-        residual = chunk_residual(bucket, begin) if run["feedback"] else None
-        payload = torch.full((bucket.chunk_bytes,), 0xA5, dtype=torch.uint8)
-        ops.reduce_encode(mine, bucket.layout.table, format.ints(), begin, residual, payload, run["key"])
-        results.append((payload, residual))
-    assert same_values(*outs)
-    assert same_bytes(results[0][0], results[1][0])
-    assert not run["feedback"] or same_bytes(results[0][1], results[1][1])
+    check_decoders(Machine(library, *shape, run["seed"]), format, run, ranks)
 
 
 def test_a_layout_of_more_segments_than_a_launch_takes(library: ctypes.CDLL) -> None:
@@ -81,3 +64,27 @@ def test_a_layout_of_more_segments_than_a_launch_takes(library: ctypes.CDLL) -> 
         ops.encode(source, bucket.layout.table, format.ints(), residual, payload, None, 0)
         results.append((payload, residual, decoded(ops, bucket, payload.unsqueeze(0))))
     assert all(same_bytes(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("value", [FLOAT32, FLOAT16, INT8])
+def test_a_row_out_of_bounds_becomes_nan_and_touches_nothing(library: ctypes.CDLL, value: int) -> None:
+    format = TopKBlockFormat(480, 30, 2, value)
+    bucket = bucket_of(format, [480, 480], [0], 1)
+    payload = bucket.payload()
+    source = gradient(bucket.numel, torch.float32, "plain", 5)
+    reference.encode(source, bucket.layout.table, format.ints(), None, payload, None, 0)
+    right = decoded(reference, bucket, payload.unsqueeze(0))
+    payload.view(2, -1)[0, -1] = 31  # the second winner of column 15
+    out = decoded(Machine(library), bucket, payload.unsqueeze(0))
+    assert out[15].isnan()
+    assert torch.equal(out[480:], right[480:])
+    assert int((out[:480] != right[:480]).sum()) <= 2
+
+
+def test_formats_without_kernels_are_left_to_the_reference(library: ctypes.CDLL) -> None:
+    simt = Machine(library)
+    assert all(simt.has(format.ints()) for format in KERNELS)
+    assert not simt.has(TopKSparseFormat(512, 2, 3).ints())
+    assert not simt.has(TopKBlockFormat(16 * 769, 769).ints())
+    for format in [*KERNELS, TopKSparseFormat(512, 2, 3), TopKBlockFormat(16 * 769, 769)]:
+        assert nvrtc.has_kernels(format) == simt.has(format.ints())

@@ -38,11 +38,9 @@ def test_right_kernels_run_in_every_order(faulty: ctypes.CDLL, order: int) -> No
 
 
 def test_a_missing_barrier_shows_in_the_bytes(faulty: ctypes.CDLL) -> None:
-    right = torch.arange(64.0).roll(-1)
     results = [run(faulty, NO_BARRIER, order)[1] for order in range(3)]
     assert not torch.equal(results[0], results[1])
     assert results[0].isnan().any()  # the poison of shared memory
-    assert not any(torch.equal(r, right) for r in results[:1])
 
 
 @orders
