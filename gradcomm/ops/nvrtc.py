@@ -156,23 +156,33 @@ def launches(task: Task, rows: list[list[int]], records: int) -> list[tuple[Task
     return out
 
 
-def _run(stage: str, format: Format, rows: list[list[int]], records: int, on: Tensor,
-         dtype: torch.dtype | None, task: Task) -> None:
+def _launch(format: Format, stage: str, dtype: torch.dtype | None, device: int, grid: int, threads: int,
+            shared: int, task: Task) -> None:
+    """One launch on torch's current stream."""
     import cupy
     import numpy
 
-    device = on.device.index
     kernel = _module(format.family, device).get_function(kernel_name(format, stage, dtype))
-    warps = max(1, min(_WARPS_MOST, _TILE_BYTES_MOST // 2 // (4 * format.block)))
-    most = torch.cuda.get_device_properties(device).multi_processor_count * _BLOCKS_PER_PROCESSOR
-    task.format[:] = format.ints()
-    task.block, task.record = format.block, format.record_bytes
+    argument = numpy.frombuffer(bytes(task), dtype=numpy.dtype(f"V{ctypes.sizeof(Task)}"))[0]
     with torch.cuda.device(device), cupy.cuda.Device(device):
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream)
-        for part, count in launches(task, rows, records):
-            argument = numpy.frombuffer(bytes(part), dtype=numpy.dtype(f"V{ctypes.sizeof(Task)}"))[0]
-            grid = min(most, -(-count // warps))
-            kernel((grid,), (32 * warps,), (argument,), shared_mem=4 * warps * format.block, stream=stream)
+        kernel((grid,), (threads,), (argument,), shared_mem=shared, stream=stream)
+
+
+def _processors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _run(stage: str, format: Format, rows: list[list[int]], records: int, on: Tensor,
+         dtype: torch.dtype | None, task: Task) -> None:
+    device = on.device.index or 0
+    warps = max(1, min(_WARPS_MOST, _TILE_BYTES_MOST // 2 // (4 * format.block)))
+    most = _processors(device) * _BLOCKS_PER_PROCESSOR
+    task.format[:] = format.ints()
+    task.block, task.record = format.block, format.record_bytes
+    for part, count in launches(task, rows, records):
+        grid = min(most, -(-count // warps))
+        _launch(format, stage, dtype, device, grid, 32 * warps, 4 * warps * format.block, part)
 
 
 def _pointer(t: Tensor | None, on: Tensor, name: str) -> int:

@@ -90,6 +90,16 @@ struct Run {
 // Whether there are kernels for this format.
 int simt_has(const long long* format) { return kernels_of(format) != nullptr; }
 
+// One launch as it is told, over the caller's own memory: null, or what went wrong.
+const char* simt_launch(int stage, int dtype, unsigned grid, unsigned threads, unsigned shared,
+                        const Task* task) {
+  const Kernel kernel = kernel_of(*kernels_of(task->format), Stage(stage), dtype);
+  const std::string fault =
+      simt::run({grid, threads, shared, simt::Order::kForwards, 0}, [&] { kernel(*task); });
+  std::snprintf(message, sizeof(message), "%s", fault.c_str());
+  return fault.empty() ? nullptr : message;
+}
+
 // Null, or what went wrong.
 const char* simt_run(const Run* run) {
   Fenced bucket(run->bucket.data, run->bucket.bytes), gain(run->gain.data, run->gain.bytes),
