@@ -160,13 +160,15 @@ def _launch(format: Format, stage: str, dtype: torch.dtype | None, device: int, 
             shared: int, task: Task) -> None:
     """One launch on torch's current stream."""
     import cupy
-    import numpy
+    from cupy_backends.cuda.api import driver
 
     kernel = _module(format.family, device).get_function(kernel_name(format, stage, dtype))
-    argument = numpy.frombuffer(bytes(task), dtype=numpy.dtype(f"V{ctypes.sizeof(Task)}"))[0]
+    # CuPy's own call has no word for a struct of any size; the driver reads it before this returns.
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(task))
     with torch.cuda.device(device), cupy.cuda.Device(device):
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream)
-        kernel((grid,), (threads,), (argument,), shared_mem=shared, stream=stream)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        driver.launchKernel(kernel.ptr, grid, 1, 1, threads, 1, 1, shared, stream,
+                            ctypes.addressof(arguments), 0)
 
 
 def _processors(device: int) -> int:
