@@ -16,6 +16,7 @@ from gradcomm.handshake import DisagreementError as DisagreementError
 from gradcomm.hook import comm_hook as comm_hook
 from gradcomm.hook import register as register
 from gradcomm.lane import LaneError as LaneError
+from gradcomm.ops import show_config as show_config
 from gradcomm.state import CommState as CommState
 from gradcomm.transport.mpi_register import register as _register_mpi_backend
 from gradcomm.version import __version__ as __version__

@@ -1,7 +1,7 @@
 """One line to start a rank, whoever started the process.
 
-    world = gradcomm.launch.init()          # under torchrun, mpirun or srun alike, or alone
-    model.to(world.device)
+world = gradcomm.launch.init()          # under torchrun, mpirun or srun alike, or alone
+model.to(world.device)
 """
 
 from __future__ import annotations
@@ -185,9 +185,7 @@ def _number(environ: Mapping[str, str], variable: str) -> int:
     try:
         return int(environ[variable])
     except (KeyError, ValueError):
-        raise LaunchError(
-            f"gradcomm: {variable}={environ.get(variable)!r} is not a number"
-        ) from None
+        raise LaunchError(f"gradcomm: {variable}={environ.get(variable)!r} is not a number") from None
 
 
 def _variables(launcher: str) -> str:

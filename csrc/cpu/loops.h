@@ -1,35 +1,9 @@
 // What the bindings call: loops over records, once for each instruction set. `select()` picks
 // the widest that this processor has.
 #pragma once
-#include "../device/format.cuh"
-#include "../device/layout.cuh"
+#include "../args.h"
 
 namespace gradcomm {
-
-constexpr int kFormatInts = 6;
-
-// Everything a loop needs. The caller has checked every length, offset and type.
-struct Args {
-  i64 format[kFormatInts];  // family, block, options of the family
-  i64 block;                // elements of block space in a block
-  i64 record;               // bytes of a record
-  i64 span = 1;             // blocks that a record stands for: 1, or the whole chunk (sparse format)
-  const Segment* segments;
-  i64 num_segments;
-  i64 block_begin = 0;  // the layout's block that the payload's first record stands for
-
-  const void* source = nullptr;  // encode: the bucket
-  void* out = nullptr;           // decode_mean: the bucket
-  i64 dtype = kFloat32;          // of source or out, a WireType
-  float gain = 1.0f;             // encode: p = gain * g + e
-  float* residual = nullptr;     // in block space from block_begin on; null without error feedback
-  u8* payload = nullptr;         // written by encode and reduce_encode
-  u64 key = 0;                   // of the random numbers
-
-  const u8* payloads = nullptr;  // read by decode_mean and reduce_encode
-  i64 ranks = 0;
-  i64 rank_stride = 0;  // bytes from one rank's payload to the next
-};
 
 // Records [begin, end) count from the payload's first; scratch holds scratch_floats(args).
 using RecordLoop = void (*)(const Args&, i64 begin, i64 end, float* scratch);

@@ -3,6 +3,8 @@
 import torch
 
 from . import schemas as schemas
+from .config import executors as executors
+from .config import show_config as show_config
 from .format import BFLOAT16 as BFLOAT16
 from .format import EXACT as EXACT
 from .format import FLOAT16 as FLOAT16

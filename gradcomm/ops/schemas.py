@@ -46,7 +46,9 @@ SCHEMAS = (
 
 _library = torch.library.Library("gradcomm", "DEF")
 for _schema in SCHEMAS:
-    _library.define(_schema)
     _name = _schema.split("(")[0]
-    _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"gradcomm::{_name}", lambda *args, **kwargs: None, lib=_library)
+    # The second name always runs the reference: what a device's kernels call where they have none.
+    for _op in (_name, f"reference_{_name}"):
+        _library.define(_schema.replace(_name, _op, 1))
+        _library.impl(_op, getattr(reference, _name), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"gradcomm::{_op}", lambda *args, **kwargs: None, lib=_library)

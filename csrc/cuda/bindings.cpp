@@ -1,0 +1,89 @@
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode} on CUDA, over the LibTorch stable ABI: one or
+// a few launches on the caller's current stream, and nothing that waits for the device. So indices
+// of a payload are checked in the kernels (topk_block.cuh says what becomes of a bad one). A format
+// without kernels is left to the reference.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <array>
+
+#include "../checks.h"
+#include "run.h"
+
+namespace gradcomm {
+namespace {
+
+constexpr int64_t kVersion = 3;  // gradcomm/ops/native.py expects the same
+
+// Calls an operator of gradcomm/ops/schemas.py that runs on the reference.
+template <class... Arguments>
+void call(const char* name, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+}
+
+bool has_kernels_for(const Ints& format) {
+  const Args a = make_args(format);
+  return has_kernels(a.format);
+}
+
+void enqueue(const Job& job, Stage stage, const Tensor& on) {
+  const auto words = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
+  STD_TORCH_CHECK(on.is_cuda(), "gradcomm: the bucket and the payloads must be on one CUDA device");
+  STD_TORCH_CHECK(words(job.args.payload) && words(job.args.payloads),
+                  "gradcomm: on CUDA a payload must begin at a multiple of 4 bytes");
+  const int32_t device = on.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  const char* error = run(job.args, stage, job.records, device, stream);
+  STD_TORCH_CHECK(error == nullptr, "gradcomm: a CUDA kernel could not be launched: ", error);
+}
+
+void encode(const Tensor& source, const Tensor& layout, Ints format, std::optional<Tensor> residual,
+            Tensor payload, std::optional<Tensor> gain, int64_t key) {
+  if (!has_kernels_for(format))
+    return call("gradcomm::reference_encode", source, layout, format, residual, payload, gain, key);
+  enqueue(encode_job(source, layout, format, residual, payload, gain, key), Stage::kEncode, source);
+}
+
+void decode_mean(const Tensor& payloads, const Tensor& layout, Ints format, int64_t block_begin,
+                 Tensor out) {
+  if (!has_kernels_for(format))
+    return call("gradcomm::reference_decode_mean", payloads, layout, format, block_begin, out);
+  enqueue(decode_mean_job(payloads, layout, format, block_begin, out), Stage::kDecodeMean, payloads);
+}
+
+void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, int64_t block_begin,
+                   std::optional<Tensor> residual, Tensor payload, int64_t key) {
+  if (!has_kernels_for(format))
+    return call("gradcomm::reference_reduce_encode", payloads, layout, format, block_begin, residual,
+                payload, key);
+  enqueue(reduce_encode_job(payloads, layout, format, block_begin, residual, payload, key),
+          Stage::kReduceEncode, payloads);
+}
+
+bool has(Ints format) { return has_kernels_for(format); }
+int64_t version() { return kVersion; }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gradcomm, CUDA, m) {
+  m.impl("encode", TORCH_BOX(&encode));
+  m.impl("decode_mean", TORCH_BOX(&decode_mean));
+  m.impl("reduce_encode", TORCH_BOX(&reduce_encode));
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gradcomm, m) {
+  m.def("cuda_has_kernels(int[] format) -> bool");
+  m.def("cuda_version() -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gradcomm, CompositeExplicitAutograd, m) {
+  m.impl("cuda_has_kernels", TORCH_BOX(&has));
+  m.impl("cuda_version", TORCH_BOX(&version));
+}
+
+}  // namespace gradcomm

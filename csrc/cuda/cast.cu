@@ -1,0 +1,4 @@
+#include "cast.cuh"
+#include "kernels.cuh"
+
+GC_KERNELS(cast, Cast)

@@ -1,0 +1,4 @@
+#include "kernels.cuh"
+#include "onebit.cuh"
+
+GC_KERNELS(onebit, OneBit)

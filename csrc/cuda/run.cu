@@ -1,0 +1,31 @@
+#include <cuda_runtime.h>
+
+#include "launch.h"
+#include "run.h"
+
+namespace gradcomm {
+
+bool has_kernels(const i64* format) { return kernels_of(format) != nullptr; }
+
+const char* run(const Args& args, Stage stage, i64 records, int device, void* stream) {
+  if (records == 0) return nullptr;
+  // This library has a CUDA runtime of its own, which must know the device as torch's does.
+  cudaError_t error = cudaSetDevice(device);
+  int processors = 0;
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const Kernel kernel = kernel_of(*kernels_of(args.format), stage, args.dtype);
+  const auto enqueue = [&](Launch launch, Task& task) {
+    if (error != cudaSuccess) return;
+    void* arguments[] = {&task};
+    error = cudaLaunchKernel(reinterpret_cast<const void*>(launch.kernel), dim3(launch.grid),
+                             dim3(launch.threads), arguments, launch.shared_bytes,
+                             static_cast<cudaStream_t>(stream));
+  };
+  if (error == cudaSuccess)
+    for_launches(args, kernel, records, warps_of(args.block), i64(processors) * kBlocksPerProcessor,
+                 enqueue);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace gradcomm

@@ -1,0 +1,16 @@
+// What the bindings call: operators as launches on a stream. Free of torch and of CUDA's headers.
+#pragma once
+#include "../args.h"
+
+namespace gradcomm {
+
+enum class Stage { kEncode, kDecodeMean, kReduceEncode };
+
+// Whether this format has kernels here; the others are left to the reference.
+bool has_kernels(const i64* format);
+
+// Enqueues an operator and returns at once: null, or CUDA's error. The pointers of `args` but for the
+// layout's are of the device; payloads begin at a multiple of 4 bytes. The layout is copied at once.
+const char* run(const Args& args, Stage stage, i64 records, int device, void* stream);
+
+}  // namespace gradcomm

@@ -1,0 +1,209 @@
+"""The CUDA kernels on the emulator, as an object with the operators of ``torch.ops.gradcomm``.
+
+Every call runs the lanes forwards, backwards and in a random order, and fails if the results differ.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradcomm.ops import format_of
+
+HERE = pathlib.Path(__file__).parent
+FLAGS = [
+    "-std=c++20",
+    "-fPIC",
+    "-shared",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
+ORDERS = ("forwards", "backwards", "random")
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Fault(AssertionError):
+    """What the emulator has against a kernel."""
+
+
+def build(
+    folder: pathlib.Path, *sources: str, here: pathlib.Path = HERE, optimize: str = "-O1"
+) -> ctypes.CDLL:
+    """Compiles these files of the folder ``here`` into ``folder``; skips where there is no compiler.
+    SIMT_FLAGS replaces ``optimize``, as by the options of sanitizers."""
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to build the emulator with")
+    library = folder / f"{sources[-1]}.so"
+    flags = [*FLAGS, *os.environ.get("SIMT_FLAGS", optimize).split()]
+    command = [compiler, *flags, "-o", str(library), *(str(here / s) for s in sources)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_longlong)]
+
+    @staticmethod
+    def of(t: Tensor | None) -> _Buffer:
+        return _Buffer(None, 0) if t is None else _Buffer(t.data_ptr(), t.numel() * t.element_size())
+
+
+class _Run(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_longlong)
+            for name in (
+                "stage",
+                "dtype",
+                "records",
+                "block_begin",
+                "ranks",
+                "rank_stride",
+                "num_segments",
+            )
+        ),
+        ("key", ctypes.c_ulonglong),
+        ("format", ctypes.c_longlong * 6),
+        *((name, ctypes.c_longlong) for name in ("warps", "grid", "order", "seed")),
+        *((name, _Buffer) for name in ("layout", "bucket", "gain", "residual", "payload", "payloads")),
+    ]
+
+
+@dataclasses.dataclass
+class Machine:
+    """``warps`` of a thread block (0: as on a GPU) and at most ``grid`` thread blocks."""
+
+    library: ctypes.CDLL
+    warps: int = 0
+    grid: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.library.simt_run.restype = ctypes.c_char_p
+
+    def has(self, format: list[int]) -> bool:
+        return bool(self.library.simt_has((ctypes.c_longlong * 6)(*format)))
+
+    def _run(
+        self,
+        stage: int,
+        written: list[Tensor | None],
+        numbers: dict[str, int],
+        format: list[int],
+        layout: Tensor,
+        **tensors: Tensor | None,
+    ) -> None:
+        before = [None if t is None else t.clone() for t in written]
+        results: list[list[Tensor]] = []
+        for order in range(len(ORDERS)):
+            for t, b in zip(written, before, strict=True):
+                if t is not None and b is not None:
+                    t.copy_(b)
+            run = _Run(
+                stage=stage,
+                order=order,
+                seed=self.seed,
+                warps=self.warps,
+                grid=self.grid,
+                num_segments=layout.size(0),
+                format=(ctypes.c_longlong * 6)(*format),
+                layout=_Buffer.of(layout),
+                **numbers,
+                **{name: _Buffer.of(t) for name, t in tensors.items()},
+            )
+            fault = self.library.simt_run(ctypes.byref(run))
+            if fault is not None:
+                raise Fault(f"{ORDERS[order]}: {fault.decode()}")
+            results.append([t.view(torch.uint8).clone() for t in written if t is not None])
+        for name, other in zip(ORDERS[1:], results[1:], strict=True):
+            if not all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True)):
+                raise Fault(f"lanes running {name} give other bytes than lanes running forwards")
+
+    def encode(
+        self,
+        source: Tensor,
+        layout: Tensor,
+        format: list[int],
+        residual: Tensor | None,
+        payload: Tensor,
+        gain: Tensor | None,
+        key: int,
+    ) -> None:
+        fmt = format_of(format)
+        numbers = {
+            "dtype": _TYPES.index(source.dtype),
+            "records": payload.numel() // fmt.record_bytes,
+            "key": key % 2**64,
+        }
+        self._run(
+            0,
+            [residual, payload],
+            numbers,
+            format,
+            layout,
+            bucket=source,
+            gain=gain,
+            residual=residual,
+            payload=payload,
+        )
+
+    def decode_mean(
+        self, payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
+    ) -> None:
+        fmt = format_of(format)
+        stride = payloads.size(1) * payloads.size(2)
+        numbers = {
+            "dtype": _TYPES.index(out.dtype),
+            "records": stride // fmt.record_bytes,
+            "ranks": payloads.size(0),
+            "rank_stride": stride,
+            "block_begin": block_begin,
+        }
+        self._run(1, [out], numbers, format, layout, bucket=out, payloads=payloads)
+
+    def reduce_encode(
+        self,
+        payloads: Tensor,
+        layout: Tensor,
+        format: list[int],
+        block_begin: int,
+        residual: Tensor | None,
+        payload: Tensor,
+        key: int,
+    ) -> None:
+        fmt = format_of(format)
+        stride = payloads.size(1) * payloads.size(2)
+        numbers = {
+            "records": stride // fmt.record_bytes,
+            "key": key % 2**64,
+            "ranks": payloads.size(0),
+            "rank_stride": stride,
+            "block_begin": block_begin,
+        }
+        self._run(
+            2,
+            [residual, payload],
+            numbers,
+            format,
+            layout,
+            residual=residual,
+            payload=payload,
+            payloads=payloads,
+        )
+
+    def topk_mask_(self, payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
+        numbers = {"records": payload.numel() // format_of(format).record_bytes, "ranks": 1}
+        self._run(3, [buffer], numbers, format, layout, residual=buffer, payloads=payload)

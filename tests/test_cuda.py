@@ -1,0 +1,145 @@
+"""On a GPU: the CUDA kernels give the bytes of the reference, and wait for nothing."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from gradcomm.ops import (
+    FLOAT16,
+    INT8,
+    Format,
+    OneBitFormat,
+    TopKBlockFormat,
+    TopKSparseFormat,
+    native,
+    nvrtc,
+    reference,
+)
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "ops"))
+
+from cases import FORMATS, bucket_of, gradient, same_bytes
+from compare import check_decoders, check_encode
+from hypothesis import strategies as st
+from test_equal_bytes import runs
+
+_no_gpu = None if torch.cuda.is_available() else "no CUDA device"
+pytestmark = pytest.mark.skipif(_no_gpu is not None, reason=str(_no_gpu))
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=15)
+ALL = [
+    *FORMATS,
+    TopKBlockFormat(1600, 100),
+    TopKBlockFormat(480, 30, 5, FLOAT16),
+    TopKBlockFormat(4112, 257, 3, INT8),
+    TopKSparseFormat(128, 4, 9),  # no kernels: the reference, on the GPU
+]
+formats = pytest.mark.parametrize("format", ALL, ids=str)
+
+
+class OnDevice:
+    """Operators on the GPU that take tensors of the CPU and write their results into those."""
+
+    def __init__(self, operators: dict[str, object]) -> None:
+        self.operators = operators
+
+    def _call(self, name: str, layout_at: int, *arguments: object) -> None:
+        there = [
+            a.cuda() if isinstance(a, Tensor) and i != layout_at else a for i, a in enumerate(arguments)
+        ]
+        self.operators[name](*there)
+        for here, a in zip(arguments, there, strict=True):
+            if isinstance(here, Tensor) and here is not a:
+                here.copy_(a)
+
+    def encode(self, *arguments: object) -> None:
+        self._call("encode", 1, *arguments)
+
+    def decode_mean(self, *arguments: object) -> None:
+        self._call("decode_mean", 1, *arguments)
+
+    def reduce_encode(self, *arguments: object) -> None:
+        self._call("reduce_encode", 1, *arguments)
+
+
+def _native() -> dict[str, object]:
+    return {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.STAGES}
+
+
+EXECUTORS = [
+    pytest.param(
+        OnDevice(_native()),
+        id="native",
+        marks=pytest.mark.skipif(
+            native.cuda_missing is not None, reason=f"no CUDA library: {native.cuda_missing}"
+        ),
+    ),
+    pytest.param(
+        OnDevice(dict(nvrtc.OPERATORS)),
+        id="nvrtc",
+        marks=pytest.mark.skipif(
+            nvrtc.fault() is not None, reason=f"no run-time compilation: {nvrtc.fault()}"
+        ),
+    ),
+]
+executors = pytest.mark.parametrize("ops", EXECUTORS)
+
+
+@executors
+@formats
+@given(run=runs())
+@EXAMPLES
+def test_encode(ops: OnDevice, format: Format, run: dict) -> None:
+    check_encode(ops, format, run)
+
+
+@executors
+@formats
+@given(run=runs(), ranks=st.integers(1, 9))
+@EXAMPLES
+def test_decode_mean_and_reduce_encode(ops: OnDevice, format: Format, run: dict, ranks: int) -> None:
+    check_decoders(ops, format, run, ranks)
+
+
+@executors
+def test_nothing_waits_and_a_graph_can_capture_it(ops: OnDevice) -> None:
+    format = OneBitFormat(512)
+    bucket = bucket_of(format, [5000, 3, 70000], [3], 2)
+    source = gradient(bucket.numel, torch.float32, "plain", 1)
+    expected, kept = bucket.payload(), bucket.residual()
+    reference.encode(source, bucket.layout.table, format.ints(), kept, expected, None, 0)
+    there, residual, payload = source.cuda(), bucket.residual().cuda(), bucket.payload().cuda()
+    gain = torch.ones(1, device="cuda")
+    encode = ops.operators["encode"]
+    encode(there, bucket.layout.table, format.ints(), None, payload, gain, 0)  # compiles, where it must
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        encode(there, bucket.layout.table, format.ints(), residual, payload, gain, 0)
+    payload.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same_bytes(payload.cpu(), expected)
+    assert same_bytes(residual.cpu(), kept)
+
+
+@executors
+def test_the_callers_stream_is_used(ops: OnDevice) -> None:
+    format = OneBitFormat(512)
+    bucket = bucket_of(format, [1 << 20], [0], 1)
+    source = gradient(bucket.numel, torch.float32, "plain", 2)
+    expected = bucket.payload()
+    reference.encode(source, bucket.layout.table, format.ints(), None, expected, None, 0)
+    there, payload = torch.zeros(bucket.numel, device="cuda"), bucket.payload().cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)  # a launch on another stream would read the zeros
+        there.copy_(source)
+        ops.operators["encode"](there, bucket.layout.table, format.ints(), None, payload, None, 0)
+    torch.cuda.synchronize()
+    assert same_bytes(payload.cpu(), expected)
