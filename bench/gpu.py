@@ -146,7 +146,7 @@ def main() -> int:
         return 2
     operators = dict(nvrtc.OPERATORS)
     if not options.nvrtc:
-        operators = {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.STAGES}
+        operators = {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.OPERATORS}
     wrong = check(operators)
     print("\n".join(f"DIFFERS: {line}" for line in wrong) or "all bytes equal those of the reference")
     result = {

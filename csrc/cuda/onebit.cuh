@@ -37,9 +37,8 @@ struct OneBit : Packed<OneBit, 8> {
       __syncwarp();  // the signs are written by other lanes than wipe them
       zero_record(record + onebit::kHeader, t.record - onebit::kHeader);
     } else if (e != nullptr) {
-      write_residual(t, r.count, e, p, [=](float x, int) {
-        return x - float_of((bits_of(x) & kSign) | scale);
-      });
+      write_residual(t, r.count, e, p,
+                     [=](float x, int) { return x - float_of((bits_of(x) & kSign) | scale); });
     }
   }
 

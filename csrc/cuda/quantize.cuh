@@ -1,5 +1,5 @@
-// csrc/device/quantize.cuh by a warp. The options but for the bits are asked for as it runs: a branch
-// that all lanes take alike costs less than four times as many kernels.
+// csrc/device/quantize.cuh by a warp. The options but for the bits are asked for as it runs: a
+// branch that all lanes take alike costs less than four times as many kernels.
 #pragma once
 #include "../device/quantize.cuh"
 #include "packed.cuh"
@@ -65,8 +65,8 @@ struct Quantize : Packed<Quantize<Bits>, 8 / Bits> {
       low = other_low < low ? other_low : low;
       high = other_high > high ? other_high : high;
     }
-    low = low + 0.0f;  // -0 is sent as +0
-    __syncwarp();      // all have read the tile
+    low = low + 0.0f;                                                     // -0 is sent as +0
+    __syncwarp();                                                         // all have read the tile
     for (int i = int(count) + lane; i < t.block; i += kWarp) p[i] = low;  // which sends 0
     __syncwarp();
     return quantize::step_of(magnitude, low, high + 0.0f, levels);

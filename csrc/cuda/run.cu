@@ -24,7 +24,8 @@ const char* run(const Args& args, Stage stage, i64 records, int device, void* st
                              static_cast<cudaStream_t>(stream));
   };
   if (error == cudaSuccess)
-    for_launches(args, kernel, records, warps_of(args.block), i64(processors) * kBlocksPerProcessor, enqueue);
+    for_launches(args, kernel, records, warps_of(args.block), i64(processors) * kBlocksPerProcessor,
+                 enqueue);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 

@@ -7,16 +7,16 @@
 
 namespace gradcomm {
 
-// The segments travel inside the argument: no copy of the table to the device, so nothing to wait for,
-// to keep alive or to capture in a graph. 4 KiB is what an argument may have everywhere; a bucket of
-// more segments takes more launches (launch.h).
+// The segments travel inside the argument: no copy of the table to the device, so nothing to wait
+// for, to keep alive or to capture in a graph. 4 KiB is what an argument may have everywhere; a
+// bucket of more segments takes more launches (launch.h).
 constexpr int kSegments = 120;
 
 struct Task {
   i64 format[6];
-  i64 block, record;   // elements of a block, bytes of a record
-  i64 block_begin;     // the layout's block that record 0 stands for
-  i64 begin, end;      // the records of this launch
+  i64 block, record;  // elements of a block, bytes of a record
+  i64 block_begin;    // the layout's block that record 0 stands for
+  i64 begin, end;     // the records of this launch
   i64 ranks, rank_stride;
   u64 key;             // of the random numbers
   const void* source;  // encode: the bucket

@@ -5,9 +5,9 @@
 namespace gradcomm {
 
 constexpr int kWarp = 32;
-constexpr int kWarpsMost = 8;       // of a thread block
+constexpr int kWarpsMost = 8;  // of a thread block
 constexpr u32 kAllLanes = 0xffffffffu;
-constexpr int kStep = 4 * kWarp;    // elements that a warp reads at once
+constexpr int kStep = 4 * kWarp;  // elements that a warp reads at once
 
 struct alignas(16) Four {
   float v[4];
@@ -31,7 +31,9 @@ struct Element {
   static GC_DEVICE float read(u16 x) {
     return Type == kFloat16 ? float_of_f16(x) : float_of_bf16(x);
   }
-  static GC_DEVICE u16 write(float x) { return Type == kFloat16 ? f16_of_float(x) : bf16_of_float(x); }
+  static GC_DEVICE u16 write(float x) {
+    return Type == kFloat16 ? f16_of_float(x) : bf16_of_float(x);
+  }
 };
 template <>
 struct Element<kFloat32> {

@@ -39,8 +39,8 @@ def compile_for(family: int, arch: str) -> bytes:
 def test_kernels_compile_without_a_gpu(family: int, arch: str) -> None:
     cubin = compile_for(family, arch)
     for format in FORMATS[family]:
-        for stage in nvrtc.STAGES:
-            for dtype in (None,) if stage == "reduce_encode" else nvrtc._TYPE_NAMES:
+        for stage in nvrtc.STAGES[: 4 if isinstance(format, TopKBlockFormat) else 3]:
+            for dtype in nvrtc._TYPE_NAMES if stage in ("encode", "decode_mean") else (None,):
                 assert nvrtc.kernel_name(format, stage, dtype).encode() in cubin
 
 

@@ -1,5 +1,5 @@
-// What the tests call by ctypes: an operator of csrc/cuda on the emulator. Every buffer is a copy with
-// fences around it, at the alignment that the caller's has.
+// What the tests call by ctypes: an operator of csrc/cuda on the emulator. Every buffer is a copy
+// with fences around it, at the alignment that the caller's has.
 #include "simt.h"
 
 #include <cstdio>
@@ -103,7 +103,8 @@ const char* simt_launch(int stage, int dtype, unsigned grid, unsigned threads, u
 // Null, or what went wrong.
 const char* simt_run(const Run* run) {
   Fenced bucket(run->bucket.data, run->bucket.bytes), gain(run->gain.data, run->gain.bytes),
-      residual(run->residual.data, run->residual.bytes), payload(run->payload.data, run->payload.bytes),
+      residual(run->residual.data, run->residual.bytes),
+      payload(run->payload.data, run->payload.bytes),
       payloads(run->payloads.data, run->payloads.bytes);
   Args a{};
   std::memcpy(a.format, run->format, sizeof(a.format));
@@ -127,15 +128,17 @@ const char* simt_run(const Run* run) {
   std::string fault;
   for_launches(a, kernel, run->records, warps, run->grid, [&](Launch launch, const Task& task) {
     if (!fault.empty()) return;
-    fault = simt::run({launch.grid, launch.threads, launch.shared_bytes, simt::Order(run->order), u64(run->seed)},
-                      [&] { launch.kernel(task); });
+    fault = simt::run(
+        {launch.grid, launch.threads, launch.shared_bytes, simt::Order(run->order), u64(run->seed)},
+        [&] { launch.kernel(task); });
   });
   bool good = bucket.close(stage == Stage::kDecodeMean);
   good = gain.close(false) && good;
   good = residual.close(true) && good;
   good = payload.close(true) && good;
   good = payloads.close(false) && good;
-  if (fault.empty() && !good) fault = "a kernel wrote outside its buffers, or what it may only read";
+  if (fault.empty() && !good)
+    fault = "a kernel wrote outside its buffers, or what it may only read";
   std::snprintf(message, sizeof(message), "%s", fault.c_str());
   return fault.empty() ? nullptr : message;
 }

@@ -121,3 +121,7 @@ class Machine:
                    "rank_stride": stride, "block_begin": block_begin}
         self._run(2, [residual, payload], numbers, format, layout, residual=residual, payload=payload,
                   payloads=payloads)
+
+    def topk_mask_(self, payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
+        numbers = {"records": payload.numel() // format_of(format).record_bytes, "ranks": 1}
+        self._run(3, [buffer], numbers, format, layout, residual=buffer, payloads=payload)

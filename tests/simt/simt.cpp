@@ -82,25 +82,30 @@ void resume(Lane& lane) {
 }
 
 const char* name(Call call) {
-  return call == Call::kSyncThreads ? "__syncthreads" : call == Call::kSyncWarp ? "__syncwarp" : "__shfl_sync";
+  return call == Call::kSyncThreads ? "__syncthreads"
+         : call == Call::kSyncWarp  ? "__syncwarp"
+                                    : "__shfl_sync";
 }
 std::string at(const Lane& lane) {
   return std::string(name(lane.call)) + " in line " + std::to_string(lane.line);
 }
 std::string who(const Lane& lane) {
-  return "thread " + std::to_string(lane.here.thread.x) + " of block " + std::to_string(lane.here.block.x);
+  return "thread " + std::to_string(lane.here.thread.x) + " of block " +
+         std::to_string(lane.here.block.x);
 }
 
 // Lets this lane's collective happen when all have come; says what keeps it from it for ever.
 std::string complete_warp(Lane& lane) {
   const unsigned warp = lane.here.thread.x / kWarp * kWarp;
   const auto& lanes = machine.lanes;
-  if (!(lane.mask >> (lane.here.thread.x - warp) & 1u)) return who(lane) + " is not in its own mask: " + at(lane);
+  if (!(lane.mask >> (lane.here.thread.x - warp) & 1u))
+    return who(lane) + " is not in its own mask: " + at(lane);
   for (unsigned l = 0; l < kWarp; ++l) {
     if (!(lane.mask >> l & 1u)) continue;
     if (warp + l >= lanes.size()) return "mask names a lane that there is not: " + at(lane);
     const Lane& other = lanes[warp + l];
-    if (other.state == Lane::kDone) return who(other) + " has exited, others wait for it: " + at(lane);
+    if (other.state == Lane::kDone)
+      return who(other) + " has exited, others wait for it: " + at(lane);
     if (other.call != lane.call || other.line != lane.line || other.mask != lane.mask)
       return who(other) + " came to " + at(other) + " where " + who(lane) + " came to " + at(lane) +
              (other.mask != lane.mask ? " (the masks differ)" : "");
@@ -111,15 +116,15 @@ std::string complete_warp(Lane& lane) {
     Lane& other = machine.lanes[warp + l];
     if (other.source < 0 || other.source >= int(kWarp) || !(lane.mask >> other.source & 1u))
       fault = who(other) + " reads a lane that is not in the mask: " + at(other);
-    else
-      other.result = machine.lanes[warp + other.source].value;
+    else other.result = machine.lanes[warp + other.source].value;
   }
   for (unsigned l = 0; l < kWarp; ++l)
     if (lane.mask >> l & 1u) machine.lanes[warp + l].state = Lane::kReady;
   return fault;
 }
 
-// All lanes wait or are done. Lets go on who can, and says what is wrong when nobody or not all ever can.
+// All lanes wait or are done. Lets go on who can, and says what is wrong when nobody or not all
+// ever can.
 std::string complete() {
   bool all_at_barrier = true, any = false;
   for (Lane& lane : machine.lanes) {
@@ -135,9 +140,11 @@ std::string complete() {
   for (const Lane& lane : machine.lanes)
     if (lane.state == Lane::kWaiting && first == nullptr) first = &lane;
   for (const Lane& lane : machine.lanes) {
-    if (lane.state == Lane::kDone) return who(lane) + " has exited, others wait for it: " + at(*first);
+    if (lane.state == Lane::kDone)
+      return who(lane) + " has exited, others wait for it: " + at(*first);
     if (lane.line != first->line)
-      return who(lane) + " came to " + at(lane) + " where " + who(*first) + " came to " + at(*first);
+      return who(lane) + " came to " + at(lane) + " where " + who(*first) + " came to " +
+             at(*first);
   }
   for (Lane& lane : machine.lanes) lane.state = Lane::kReady;
   return "";

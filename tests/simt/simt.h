@@ -1,10 +1,12 @@
-// A small SIMT machine: the CUDA kernels on a CPU, compiled by g++. Every lane is a fiber; it runs until
-// it meets a collective (__syncthreads, __syncwarp, __shfl_*_sync), where it waits until all lanes
-// that must take part have come. A lane that is missing, has exited, or came to another call is an
-// error. Between collectives lanes run in a chosen order: what depends on it was not synchronized.
+// A small SIMT machine: the CUDA kernels on a CPU, compiled by g++. Every lane is a fiber; it runs
+// until it meets a collective (__syncthreads, __syncwarp, __shfl_*_sync), where it waits until all
+// lanes that must take part have come. A lane that is missing, has exited, or came to another call
+// is an error. Between collectives lanes run in a chosen order: what depends on it was not
+// synchronized.
 //
-// Shared memory is filled with NaNs before each thread block and has fences around it that are checked
-// behind it. Under AddressSanitizer the fences are poisoned, so that reading them is caught as well.
+// Shared memory is filled with NaNs before each thread block and has fences around it that are
+// checked behind it. Under AddressSanitizer the fences are poisoned, so that reading them is caught
+// as well.
 #pragma once
 #include <cstdint>
 #include <cstring>

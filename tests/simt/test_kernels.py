@@ -81,6 +81,17 @@ def test_a_row_out_of_bounds_becomes_nan_and_touches_nothing(library: ctypes.CDL
     assert int((out[:480] != right[:480]).sum()) <= 2
 
 
+@pytest.mark.parametrize("format", [f for f in KERNELS if isinstance(f, TopKBlockFormat)], ids=str)
+def test_mask(library: ctypes.CDLL, format: TopKBlockFormat) -> None:
+    bucket = bucket_of(format, [1, format.block + 3, 3 * format.block - 1], [2], 2)
+    payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
+    source = gradient(bucket.numel, torch.float32, "non-finite", 6)
+    reference.encode(source, bucket.layout.table, format.ints(), None, payload, None, 0)
+    for ops, buffer in zip((Machine(library), reference), buffers, strict=True):
+        ops.topk_mask_(payload, bucket.layout.table, format.ints(), buffer)
+    assert torch.equal(*buffers)
+
+
 def test_formats_without_kernels_are_left_to_the_reference(library: ctypes.CDLL) -> None:
     simt = Machine(library)
     assert all(simt.has(format.ints()) for format in KERNELS)

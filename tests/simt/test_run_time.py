@@ -13,7 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_equal_bytes import runs
 
-from gradcomm.ops import CastFormat, Format, OneBitFormat, QuantizeFormat, TopKBlockFormat, nvrtc, reference
+from gradcomm.ops import (
+    CastFormat,
+    Format,
+    OneBitFormat,
+    QuantizeFormat,
+    TopKBlockFormat,
+    nvrtc,
+    reference,
+)
 
 EXAMPLES = settings(derandomize=True, deadline=None, max_examples=8,
                     suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -44,6 +52,17 @@ def jit(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_equal_to_the_reference(jit: object, format: Format, run: dict, ranks: int) -> None:
     check_encode(jit, format, run)
     check_decoders(jit, format, run, ranks)
+
+
+def test_mask(jit: object) -> None:
+    format = TopKBlockFormat(480, 30, 2)
+    bucket = bucket_of(format, [1, 483, 1439], [2], 2)
+    payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
+    source = gradient(bucket.numel, torch.float32, "plain", 6)
+    reference.encode(source, bucket.layout.table, format.ints(), None, payload, None, 0)
+    for ops, buffer in zip((jit, reference), buffers, strict=True):
+        ops.topk_mask_(payload, bucket.layout.table, format.ints(), buffer)
+    assert torch.equal(*buffers)
 
 
 def test_more_segments_than_a_launch_takes(jit: object) -> None:
