@@ -75,10 +75,20 @@ def _native() -> dict[str, object]:
 
 
 EXECUTORS = [
-    pytest.param(OnDevice(_native()), id="native", marks=pytest.mark.skipif(
-        native.cuda_missing is not None, reason=f"no CUDA library: {native.cuda_missing}")),
-    pytest.param(OnDevice(dict(nvrtc.OPERATORS)), id="nvrtc", marks=pytest.mark.skipif(
-        nvrtc.fault() is not None, reason=f"no run-time compilation: {nvrtc.fault()}")),
+    pytest.param(
+        OnDevice(_native()),
+        id="native",
+        marks=pytest.mark.skipif(
+            native.cuda_missing is not None, reason=f"no CUDA library: {native.cuda_missing}"
+        ),
+    ),
+    pytest.param(
+        OnDevice(dict(nvrtc.OPERATORS)),
+        id="nvrtc",
+        marks=pytest.mark.skipif(
+            nvrtc.fault() is not None, reason=f"no run-time compilation: {nvrtc.fault()}"
+        ),
+    ),
 ]
 executors = pytest.mark.parametrize("ops", EXECUTORS)
 
@@ -100,7 +110,9 @@ def test_decode_mean_and_reduce_encode(ops: OnDevice, format: Format, run: dict,
 
 
 @executors
-@pytest.mark.parametrize("format", [f for f in ALL if isinstance(f, TopKBlockFormat | TopKSparseFormat)], ids=str)
+@pytest.mark.parametrize(
+    "format", [f for f in ALL if isinstance(f, TopKBlockFormat | TopKSparseFormat)], ids=str
+)
 def test_mask(ops: OnDevice, format: TopKBlockFormat | TopKSparseFormat) -> None:
     bucket = bucket_of(format, [1, format.block + 3, 3 * format.block - 1], [2], 2)
     payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]

@@ -46,7 +46,9 @@ def check(folder: pathlib.Path, report: pathlib.Path) -> int:
     bad = []
     for row in found:
         spills = int(row["stores"]) + int(row["loads"])
-        lines.append(f"{row['kernel']:50} {row['arch']:6} {row['registers']:>9} {row['stack']:>6} {spills:>7}")
+        lines.append(
+            f"{row['kernel']:50} {row['arch']:6} {row['registers']:>9} {row['stack']:>6} {spills:>7}"
+        )
         if spills or int(row["stack"]):
             bad.append(f"{row['kernel']} for {row['arch']} spills {spills} bytes, stack {row['stack']}")
     report.write_text("\n".join(lines) + "\n")

@@ -8,14 +8,16 @@ from . import native, nvrtc
 
 
 def executors() -> dict[str, str]:
-    """What there is to run ``torch.ops.gradcomm.*``: what it is, or "no: " and why it is not there."""
+    """What runs ``torch.ops.gradcomm.*``: each executor, or "no: " and why it is not there."""
     cpu = f"yes, {native.cpu_executor()}" if native.missing is None else f"no: {native.missing}"
     why = native.cuda_missing
     cuda = "yes" if why is None else f"no: {why}"
     if why is None and not torch.cuda.is_available():
         cuda = "loaded, and no CUDA device (or no driver)"
     why = nvrtc.fault()
-    jit = f"no: {why}" if why is not None else "yes" if native.cuda_missing else "not needed: cuda library"
+    jit = (
+        f"no: {why}" if why is not None else "yes" if native.cuda_missing else "not needed: cuda library"
+    )
     return {
         "reference": "yes: any device, and what the others have no kernels for",
         "cpu": cpu,

@@ -47,7 +47,9 @@ def _load(device: str, not_built: str) -> str | None:
 
 
 #: None when the native CPU kernels are loaded, else the reason why not.
-missing: str | None = _load("cpu", "the native library was not built (no C++ compiler, or not installed)")
+missing: str | None = _load(
+    "cpu", "the native library was not built (no C++ compiler, or not installed)"
+)
 if missing is not None:
     logger.warning("gradcomm: running on the slow PyTorch reference: %s", missing)
 

@@ -39,10 +39,14 @@ class Task(ctypes.Structure):
 
     _fields_ = [
         ("format", ctypes.c_int64 * 6),
-        *((name, ctypes.c_int64) for name in ("block", "record", "block_begin", "begin", "end", "ranks",
-                                              "rank_stride")),
-        *((name, ctypes.c_uint64) for name in ("key", "source", "out", "gain", "residual", "payload",
-                                               "payloads")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("block", "record", "block_begin", "begin", "end", "ranks", "rank_stride")
+        ),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("key", "source", "out", "gain", "residual", "payload", "payloads")
+        ),
         ("num_segments", ctypes.c_int64),
         ("segments", ctypes.c_int64 * (4 * _SEGMENTS)),
     ]
@@ -54,7 +58,7 @@ def sources() -> pathlib.Path:
     beside = pathlib.Path(__file__).parents[2] / "csrc"
     folder = installed if installed is not None else beside
     if not (folder / "cuda" / "task.cuh").exists():
-        raise RuntimeError("gradcomm: the sources of the CUDA kernels are not installed: reinstall gradcomm")
+        raise RuntimeError("gradcomm: the CUDA sources are not installed: reinstall gradcomm")
     return folder
 
 
@@ -156,8 +160,16 @@ def launches(task: Task, rows: list[list[int]], records: int) -> list[tuple[Task
     return out
 
 
-def _launch(format: Format, stage: str, dtype: torch.dtype | None, device: int, grid: int, threads: int,
-            shared: int, task: Task) -> None:
+def _launch(
+    format: Format,
+    stage: str,
+    dtype: torch.dtype | None,
+    device: int,
+    grid: int,
+    threads: int,
+    shared: int,
+    task: Task,
+) -> None:
     """One launch on torch's current stream."""
     import cupy
     from cupy_backends.cuda.api import driver
@@ -167,16 +179,24 @@ def _launch(format: Format, stage: str, dtype: torch.dtype | None, device: int, 
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(task))
     with torch.cuda.device(device), cupy.cuda.Device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
-        driver.launchKernel(kernel.ptr, grid, 1, 1, threads, 1, 1, shared, stream,
-                            ctypes.addressof(arguments), 0)
+        driver.launchKernel(
+            kernel.ptr, grid, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), 0
+        )
 
 
 def _processors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _run(stage: str, format: Format, rows: list[list[int]], records: int, on: Tensor,
-         dtype: torch.dtype | None, task: Task) -> None:
+def _run(
+    stage: str,
+    format: Format,
+    rows: list[list[int]],
+    records: int,
+    on: Tensor,
+    dtype: torch.dtype | None,
+    task: Task,
+) -> None:
     device = on.device.index or 0
     warps = max(1, min(_WARPS_MOST, _TILE_BYTES_MOST // 2 // (4 * format.block)))
     most = _processors(device) * _BLOCKS_PER_PROCESSOR
@@ -191,8 +211,10 @@ def _pointer(t: Tensor | None, on: Tensor, name: str) -> int:
     if t is None:
         return 0
     reference._check(t.device == on.device, f"{name} must be on {on.device}, not {t.device}")
-    reference._check(t.data_ptr() % 4 == 0 or t.dtype != torch.uint8,
-                     f"on CUDA {name} must begin at a multiple of 4 bytes")
+    reference._check(
+        t.data_ptr() % 4 == 0 or t.dtype != torch.uint8,
+        f"on CUDA {name} must begin at a multiple of 4 bytes",
+    )
     return t.data_ptr()
 
 
@@ -202,8 +224,15 @@ def _residual(t: Tensor | None, elements: int) -> None:
         reference._check(t.numel() >= elements, f"the residual has {t.numel()} elements, not {elements}")
 
 
-def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor | None,
-           payload: Tensor, gain: Tensor | None, key: int) -> None:
+def encode(
+    source: Tensor,
+    layout: Tensor,
+    format: list[int],
+    residual: Tensor | None,
+    payload: Tensor,
+    gain: Tensor | None,
+    key: int,
+) -> None:
     fmt = format_of(format)
     if not has_kernels(fmt):
         return reference.encode(source, layout, format, residual, payload, gain, key)
@@ -212,12 +241,17 @@ def encode(source: Tensor, layout: Tensor, format: list[int], residual: Tensor |
     rows, needed = reference._rows(layout, fmt, source.numel())
     records = payload.size(0) * reference._records(fmt, payload.size(1))
     reference._check(records >= needed, f"the payload holds {records} blocks; the layout needs {needed}")
-    reference._check(gain is None or (gain.dtype == torch.float32 and gain.numel() == 1),
-                     "gain must be one float32")
+    reference._check(
+        gain is None or (gain.dtype == torch.float32 and gain.numel() == 1), "gain must be one float32"
+    )
     _residual(residual, needed * fmt.block)
-    task = Task(key=key % 2**64, source=_pointer(source, source, "source"),
-                gain=_pointer(gain, source, "gain"), residual=_pointer(residual, source, "residual"),
-                payload=_pointer(payload, source, "payload"))
+    task = Task(
+        key=key % 2**64,
+        source=_pointer(source, source, "source"),
+        gain=_pointer(gain, source, "gain"),
+        residual=_pointer(residual, source, "residual"),
+        payload=_pointer(payload, source, "payload"),
+    )
     return _run("encode", fmt, rows, records, source, source.dtype, task)
 
 
@@ -228,34 +262,54 @@ def _payloads(payloads: Tensor, fmt: Format, block_begin: int) -> int:
     return payloads.size(1) * reference._records(fmt, payloads.size(2))
 
 
-def decode_mean(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                out: Tensor) -> None:
+def decode_mean(
+    payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
+) -> None:
     fmt = format_of(format)
     if not has_kernels(fmt):
         return reference.decode_mean(payloads, layout, format, block_begin, out)
     reference._bucket(out, "out")
     rows, _ = reference._rows(layout, fmt, out.numel())
     records = _payloads(payloads, fmt, block_begin)
-    task = Task(block_begin=block_begin, out=_pointer(out, payloads, "out"), ranks=payloads.size(0),
-                rank_stride=payloads[0].numel(), payloads=_pointer(payloads, payloads, "payloads"))
+    task = Task(
+        block_begin=block_begin,
+        out=_pointer(out, payloads, "out"),
+        ranks=payloads.size(0),
+        rank_stride=payloads[0].numel(),
+        payloads=_pointer(payloads, payloads, "payloads"),
+    )
     return _run("decode_mean", fmt, rows, records, payloads, out.dtype, task)
 
 
-def reduce_encode(payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                  residual: Tensor | None, payload: Tensor, key: int) -> None:
+def reduce_encode(
+    payloads: Tensor,
+    layout: Tensor,
+    format: list[int],
+    block_begin: int,
+    residual: Tensor | None,
+    payload: Tensor,
+    key: int,
+) -> None:
     fmt = format_of(format)
     if not has_kernels(fmt):
         return reference.reduce_encode(payloads, layout, format, block_begin, residual, payload, key)
     rows, _ = reference._rows(layout, fmt, None)
     records = _payloads(payloads, fmt, block_begin)
     reference._plain(payload, "payload", torch.uint8, 1)
-    reference._check(payload.numel() == payloads[0].numel(),
-                     f"the payload has {payload.numel()} bytes; the chunk needs {payloads[0].numel()}")
+    reference._check(
+        payload.numel() == payloads[0].numel(),
+        f"the payload has {payload.numel()} bytes; the chunk needs {payloads[0].numel()}",
+    )
     _residual(residual, records * fmt.block)
-    task = Task(block_begin=block_begin, ranks=payloads.size(0), rank_stride=payloads[0].numel(),
-                payloads=_pointer(payloads, payloads, "payloads"), key=key % 2**64,
-                residual=_pointer(residual, payloads, "residual"),
-                payload=_pointer(payload, payloads, "payload"))
+    task = Task(
+        block_begin=block_begin,
+        ranks=payloads.size(0),
+        rank_stride=payloads[0].numel(),
+        payloads=_pointer(payloads, payloads, "payloads"),
+        key=key % 2**64,
+        residual=_pointer(residual, payloads, "residual"),
+        payload=_pointer(payload, payloads, "payload"),
+    )
     return _run("reduce_encode", fmt, rows, records, payloads, None, task)
 
 
@@ -268,12 +322,17 @@ def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tenso
     records = payload.size(0) * reference._records(fmt, payload.size(1))
     reference._check(records >= needed, f"the payload holds {records} blocks; the layout needs {needed}")
     _residual(buffer, needed * fmt.block)
-    task = Task(ranks=1, payloads=_pointer(payload, payload, "payload"),
-                residual=_pointer(buffer, payload, "buffer"))
+    task = Task(
+        ranks=1,
+        payloads=_pointer(payload, payload, "payload"),
+        residual=_pointer(buffer, payload, "buffer"),
+    )
     return _run("mask", fmt, rows, records, payload, None, task)
 
 
 OPERATORS: dict[str, Callable[..., None]] = {
-    "encode": encode, "decode_mean": decode_mean, "reduce_encode": reduce_encode,
+    "encode": encode,
+    "decode_mean": decode_mean,
+    "reduce_encode": reduce_encode,
     "topk_mask_": topk_mask_,
 }

@@ -1,4 +1,4 @@
-"""An executor beside the reference, on one run of one format: used where kernels are not those of the CPU."""
+"""An executor beside the reference, on one run of one format: for kernels that are not the CPU's."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def check_decoders(ops: object, format: Format, run: dict, ranks: int) -> None:
     """decode_mean of whole payloads and of one chunk, reduce_encode of that chunk."""
     bucket = make_bucket(format, run)
     payloads = torch.stack(
-        [encode_steps(reference, bucket, {**run, "seed": run["seed"] + 10 * rank})[0][0]
-         for rank in range(ranks)]
+        [
+            encode_steps(reference, bucket, {**run, "seed": run["seed"] + 10 * rank})[0][0]
+            for rank in range(ranks)
+        ]
     )
-    assert same_values(decoded(ops, bucket, payloads, run["dtype"]),
-                       decoded(reference, bucket, payloads, run["dtype"]))
+    assert same_values(
+        decoded(ops, bucket, payloads, run["dtype"]), decoded(reference, bucket, payloads, run["dtype"])
+    )
     chunk = run["seed"] % bucket.chunks
     begin, mine = chunk * bucket.chunk_blocks, payloads[:, chunk : chunk + 1].contiguous()
     outs, results = [], []
@@ -36,7 +39,9 @@ def check_decoders(ops: object, format: Format, run: dict, ranks: int) -> None:
         outs.append(out)
         residual = chunk_residual(bucket, begin) if run["feedback"] else None
         payload = torch.full((bucket.chunk_bytes,), 0xA5, dtype=torch.uint8)
-        each.reduce_encode(mine, bucket.layout.table, format.ints(), begin, residual, payload, run["key"])
+        each.reduce_encode(
+            mine, bucket.layout.table, format.ints(), begin, residual, payload, run["key"]
+        )
         results.append((payload, residual))
     assert same_values(*outs)
     assert same_bytes(results[0][0], results[1][0])

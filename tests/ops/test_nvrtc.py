@@ -19,7 +19,9 @@ FORMATS = {
 
 def compile_for(family: int, arch: str) -> bytes:
     """A cubin, by NVIDIA's own Python binding."""
-    rtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings and nvidia-cuda-nvrtc are not installed")
+    rtc = pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="cuda-bindings or nvidia-cuda-nvrtc is missing"
+    )
     error, program = rtc.nvrtcCreateProgram(nvrtc.source(family).encode(), b"kernel.cu", 0, [], [])
     assert error == 0
     flags = [option.encode() for option in nvrtc.options(arch)]

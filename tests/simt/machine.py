@@ -19,8 +19,16 @@ from torch import Tensor
 from gradcomm.ops import format_of
 
 HERE = pathlib.Path(__file__).parent
-FLAGS = ["-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra",
-         "-Werror"]
+FLAGS = [
+    "-std=c++20",
+    "-fPIC",
+    "-shared",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
 ORDERS = ("forwards", "backwards", "random")
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -29,8 +37,10 @@ class Fault(AssertionError):
     """What the emulator has against a kernel."""
 
 
-def build(folder: pathlib.Path, *sources: str, here: pathlib.Path = HERE, optimize: str = "-O1") -> ctypes.CDLL:
-    """Compiles these files of the folder ``here`` into ``folder``; skips where there is no compiler.
+def build(
+    folder: pathlib.Path, *sources: str, here: pathlib.Path = HERE, optimize: str = "-O1"
+) -> ctypes.CDLL:
+    """Compiles these files of ``here`` into ``folder``; skips where there is no compiler.
     SIMT_FLAGS replaces ``optimize``, as by the options of sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None:
@@ -53,8 +63,18 @@ class _Buffer(ctypes.Structure):
 
 class _Run(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_longlong)
-          for name in ("stage", "dtype", "records", "block_begin", "ranks", "rank_stride", "num_segments")),
+        *(
+            (name, ctypes.c_longlong)
+            for name in (
+                "stage",
+                "dtype",
+                "records",
+                "block_begin",
+                "ranks",
+                "rank_stride",
+                "num_segments",
+            )
+        ),
         ("key", ctypes.c_ulonglong),
         ("format", ctypes.c_longlong * 6),
         *((name, ctypes.c_longlong) for name in ("warps", "grid", "order", "seed")),
@@ -77,18 +97,33 @@ class Machine:
     def has(self, format: list[int]) -> bool:
         return bool(self.library.simt_has((ctypes.c_longlong * 6)(*format)))
 
-    def _run(self, stage: int, written: list[Tensor | None], numbers: dict[str, int], format: list[int],
-             layout: Tensor, **tensors: Tensor | None) -> None:
+    def _run(
+        self,
+        stage: int,
+        written: list[Tensor | None],
+        numbers: dict[str, int],
+        format: list[int],
+        layout: Tensor,
+        **tensors: Tensor | None,
+    ) -> None:
         before = [None if t is None else t.clone() for t in written]
         results: list[list[Tensor]] = []
         for order in range(len(ORDERS)):
             for t, b in zip(written, before, strict=True):
                 if t is not None and b is not None:
                     t.copy_(b)
-            run = _Run(stage=stage, order=order, seed=self.seed, warps=self.warps, grid=self.grid,
-                       num_segments=layout.size(0), format=(ctypes.c_longlong * 6)(*format),
-                       layout=_Buffer.of(layout), **numbers,
-                       **{name: _Buffer.of(t) for name, t in tensors.items()})
+            run = _Run(
+                stage=stage,
+                order=order,
+                seed=self.seed,
+                warps=self.warps,
+                grid=self.grid,
+                num_segments=layout.size(0),
+                format=(ctypes.c_longlong * 6)(*format),
+                layout=_Buffer.of(layout),
+                **numbers,
+                **{name: _Buffer.of(t) for name, t in tensors.items()},
+            )
             fault = self.library.simt_run(ctypes.byref(run))
             if fault is not None:
                 raise Fault(f"{ORDERS[order]}: {fault.decode()}")
@@ -97,30 +132,77 @@ class Machine:
             if not all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True)):
                 raise Fault(f"lanes running {name} give other bytes than lanes running forwards")
 
-    def encode(self, source: Tensor, layout: Tensor, format: list[int], residual: Tensor | None,
-               payload: Tensor, gain: Tensor | None, key: int) -> None:
+    def encode(
+        self,
+        source: Tensor,
+        layout: Tensor,
+        format: list[int],
+        residual: Tensor | None,
+        payload: Tensor,
+        gain: Tensor | None,
+        key: int,
+    ) -> None:
         fmt = format_of(format)
-        numbers = {"dtype": _TYPES.index(source.dtype), "records": payload.numel() // fmt.record_bytes,
-                   "key": key % 2**64}
-        self._run(0, [residual, payload], numbers, format, layout, bucket=source, gain=gain,
-                  residual=residual, payload=payload)
+        numbers = {
+            "dtype": _TYPES.index(source.dtype),
+            "records": payload.numel() // fmt.record_bytes,
+            "key": key % 2**64,
+        }
+        self._run(
+            0,
+            [residual, payload],
+            numbers,
+            format,
+            layout,
+            bucket=source,
+            gain=gain,
+            residual=residual,
+            payload=payload,
+        )
 
-    def decode_mean(self, payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                    out: Tensor) -> None:
+    def decode_mean(
+        self, payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
+    ) -> None:
         fmt = format_of(format)
         stride = payloads.size(1) * payloads.size(2)
-        numbers = {"dtype": _TYPES.index(out.dtype), "records": stride // fmt.record_bytes,
-                   "ranks": payloads.size(0), "rank_stride": stride, "block_begin": block_begin}
+        numbers = {
+            "dtype": _TYPES.index(out.dtype),
+            "records": stride // fmt.record_bytes,
+            "ranks": payloads.size(0),
+            "rank_stride": stride,
+            "block_begin": block_begin,
+        }
         self._run(1, [out], numbers, format, layout, bucket=out, payloads=payloads)
 
-    def reduce_encode(self, payloads: Tensor, layout: Tensor, format: list[int], block_begin: int,
-                      residual: Tensor | None, payload: Tensor, key: int) -> None:
+    def reduce_encode(
+        self,
+        payloads: Tensor,
+        layout: Tensor,
+        format: list[int],
+        block_begin: int,
+        residual: Tensor | None,
+        payload: Tensor,
+        key: int,
+    ) -> None:
         fmt = format_of(format)
         stride = payloads.size(1) * payloads.size(2)
-        numbers = {"records": stride // fmt.record_bytes, "key": key % 2**64, "ranks": payloads.size(0),
-                   "rank_stride": stride, "block_begin": block_begin}
-        self._run(2, [residual, payload], numbers, format, layout, residual=residual, payload=payload,
-                  payloads=payloads)
+        numbers = {
+            "records": stride // fmt.record_bytes,
+            "key": key % 2**64,
+            "ranks": payloads.size(0),
+            "rank_stride": stride,
+            "block_begin": block_begin,
+        }
+        self._run(
+            2,
+            [residual, payload],
+            numbers,
+            format,
+            layout,
+            residual=residual,
+            payload=payload,
+            payloads=payloads,
+        )
 
     def topk_mask_(self, payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
         numbers = {"records": payload.numel() // format_of(format).record_bytes, "ranks": 1}

@@ -14,12 +14,17 @@ from gradcomm.ops import OneBitFormat
 
 ROOT = pathlib.Path(__file__).parents[2]
 MUTANTS = {
-    "barrier removed": ("blocks.cuh", "read_tile<Type>(t, r, e, p);\n    __syncwarp();",
-                        "read_tile<Type>(t, r, e, p);"),
-    "wrong mask": ("onebit.cuh", "__shfl_xor_sync(kAllLanes, sum, width)",
-                   "__shfl_xor_sync(0x7fffffffu, sum, width)"),
-    "off by one": ("warp.cuh", "i < t.block; i += kStep) {\n    Four x = load_as<Four>(p + i);\n    for (int c = 0; c < 4; ++c) x.v[c] = left",
-                   "i <= t.block; i += kStep) {\n    Four x = load_as<Four>(p + i);\n    for (int c = 0; c < 4; ++c) x.v[c] = left"),
+    "barrier removed": (
+        "blocks.cuh",
+        "read_tile<Type>(t, r, e, p);\n    __syncwarp();",
+        "read_tile<Type>(t, r, e, p);",
+    ),
+    "wrong mask": (
+        "onebit.cuh",
+        "__shfl_xor_sync(kAllLanes, sum, width)",
+        "__shfl_xor_sync(0x7fffffffu, sum, width)",
+    ),
+    "off by one": ("warp.cuh", "i < t.block;", "i <= t.block;"),
 }
 
 
@@ -32,8 +37,20 @@ def test_a_mistake_is_caught(mutant: str, tmp_path: pathlib.Path) -> None:
     text = file.read_text()
     assert text.count(right) == 1, "the mutant no longer fits its kernel"
     file.write_text(text.replace(right, wrong))
-    library = machine.build(tmp_path, "simt.cpp", "entry.cpp", here=tmp_path / "tests/simt", optimize="-O0")
-    run = {"sizes": [(1, 0)], "gaps": [0], "chunks": 1, "dtype": torch.float32, "special": "plain",
-           "gain": None, "feedback": True, "steps": 1, "key": 0, "seed": 1}
+    library = machine.build(
+        tmp_path, "simt.cpp", "entry.cpp", here=tmp_path / "tests/simt", optimize="-O0"
+    )
+    run = {
+        "sizes": [(1, 0)],
+        "gaps": [0],
+        "chunks": 1,
+        "dtype": torch.float32,
+        "special": "plain",
+        "gain": None,
+        "feedback": True,
+        "steps": 1,
+        "key": 0,
+        "seed": 1,
+    }
     with pytest.raises(AssertionError):
         check_encode(machine.Machine(library), OneBitFormat(512), run)

@@ -23,9 +23,18 @@ from gradcomm.ops import (
     reference,
 )
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=8,
-                    suppress_health_check=[HealthCheck.function_scoped_fixture])
-FORMATS = [CastFormat(48, 2), OneBitFormat(128), QuantizeFormat(128, 4, True, True), TopKBlockFormat(480, 30, 2)]
+EXAMPLES = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+FORMATS = [
+    CastFormat(48, 2),
+    OneBitFormat(128),
+    QuantizeFormat(128, 4, True, True),
+    TopKBlockFormat(480, 30, 2),
+]
 formats = pytest.mark.parametrize("format", FORMATS, ids=str)
 
 
@@ -34,11 +43,20 @@ def jit(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> object:
     library.simt_launch.restype = ctypes.c_char_p
     types_ = [None, *nvrtc._TYPE_NAMES]
 
-    def launch(format: Format, stage: str, dtype: torch.dtype | None, device: int, grid: int,
-               threads: int, shared: int, task: nvrtc.Task) -> None:
+    def launch(
+        format: Format,
+        stage: str,
+        dtype: torch.dtype | None,
+        device: int,
+        grid: int,
+        threads: int,
+        shared: int,
+        task: nvrtc.Task,
+    ) -> None:
         number = max(0, types_.index(dtype) - 1)
-        fault = library.simt_launch(nvrtc.STAGES.index(stage), number, grid, threads, shared,
-                                    ctypes.byref(task))
+        fault = library.simt_launch(
+            nvrtc.STAGES.index(stage), number, grid, threads, shared, ctypes.byref(task)
+        )
         assert fault is None, fault
 
     monkeypatch.setattr(nvrtc, "_launch", launch)
