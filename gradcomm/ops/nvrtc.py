@@ -54,12 +54,11 @@ class Task(ctypes.Structure):
 
 def sources() -> pathlib.Path:
     """The folder ``csrc``: installed with the package, or that of the repository."""
-    installed = native.find("csrc")
-    beside = pathlib.Path(__file__).parents[2] / "csrc"
-    folder = installed if installed is not None else beside
-    if not (folder / "cuda" / "task.cuh").exists():
-        raise RuntimeError("gradcomm: the CUDA sources are not installed: reinstall gradcomm")
-    return folder
+    package = pathlib.Path(__file__).parents[1]
+    for folder in (package / "csrc", package.parent / "csrc", native.find("csrc")):
+        if folder is not None and (folder / "cuda" / "task.cuh").exists():
+            return folder
+    raise RuntimeError("gradcomm: the CUDA sources are not installed: reinstall gradcomm")
 
 
 @functools.cache
