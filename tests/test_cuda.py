@@ -66,9 +66,12 @@ class OnDevice:
     def reduce_encode(self, *arguments: object) -> None:
         self._call("reduce_encode", 1, *arguments)
 
+    def topk_mask_(self, *arguments: object) -> None:
+        self._call("topk_mask_", 1, *arguments)
+
 
 def _native() -> dict[str, object]:
-    return {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.STAGES}
+    return {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.OPERATORS}
 
 
 EXECUTORS = [
@@ -104,6 +107,20 @@ def test_encode(ops: OnDevice, format: Format, run: dict) -> None:
 @EXAMPLES
 def test_decode_mean_and_reduce_encode(ops: OnDevice, format: Format, run: dict, ranks: int) -> None:
     check_decoders(ops, format, run, ranks)
+
+
+@executors
+@pytest.mark.parametrize(
+    "format", [f for f in ALL if isinstance(f, TopKBlockFormat | TopKSparseFormat)], ids=str
+)
+def test_mask(ops: OnDevice, format: TopKBlockFormat | TopKSparseFormat) -> None:
+    bucket = bucket_of(format, [1, format.block + 3, 3 * format.block - 1], [2], 2)
+    payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
+    source = gradient(bucket.numel, torch.float32, "plain", 6)
+    reference.encode(source, bucket.layout.table, format.ints(), None, payload, None, 0)
+    for each, buffer in zip((ops, reference), buffers, strict=True):
+        each.topk_mask_(payload, bucket.layout.table, format.ints(), buffer)
+    assert torch.equal(*buffers)
 
 
 @executors

@@ -1,7 +1,7 @@
-// torch.ops.gradcomm.{encode, decode_mean, reduce_encode} on CUDA, over the LibTorch stable ABI: one or
-// a few launches on the caller's current stream, and nothing that waits for the device. So indices
-// of a payload are checked in the kernels (topk_block.cuh says what becomes of a bad one). A format
-// without kernels is left to the reference.
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CUDA, over the LibTorch
+// stable ABI: one or a few launches on the caller's current stream, and nothing that waits for the
+// device. So indices of a payload are checked in the kernels (topk_block.cuh says what becomes of a
+// bad one). A format without kernels is left to the reference.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -53,16 +53,23 @@ void decode_mean(const Tensor& payloads, const Tensor& layout, Ints format, int6
                  Tensor out) {
   if (!has_kernels_for(format))
     return call("gradcomm::reference_decode_mean", payloads, layout, format, block_begin, out);
-  enqueue(decode_mean_job(payloads, layout, format, block_begin, out), Stage::kDecodeMean, payloads);
+  enqueue(decode_mean_job(payloads, layout, format, block_begin, out), Stage::kDecodeMean,
+          payloads);
 }
 
 void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, int64_t block_begin,
                    std::optional<Tensor> residual, Tensor payload, int64_t key) {
   if (!has_kernels_for(format))
-    return call("gradcomm::reference_reduce_encode", payloads, layout, format, block_begin, residual,
-                payload, key);
+    return call("gradcomm::reference_reduce_encode", payloads, layout, format, block_begin,
+                residual, payload, key);
   enqueue(reduce_encode_job(payloads, layout, format, block_begin, residual, payload, key),
           Stage::kReduceEncode, payloads);
+}
+
+void topk_mask_(const Tensor& payload, const Tensor& layout, Ints format, Tensor buffer) {
+  if (!has_kernels_for(format) || format[0] != kTopKBlock)
+    return call("gradcomm::reference_topk_mask_", payload, layout, format, buffer);
+  enqueue(topk_mask_job(payload, layout, format, buffer), Stage::kMask, payload);
 }
 
 bool has(Ints format) { return has_kernels_for(format); }
@@ -74,6 +81,7 @@ STABLE_TORCH_LIBRARY_IMPL(gradcomm, CUDA, m) {
   m.impl("encode", TORCH_BOX(&encode));
   m.impl("decode_mean", TORCH_BOX(&decode_mean));
   m.impl("reduce_encode", TORCH_BOX(&reduce_encode));
+  m.impl("topk_mask_", TORCH_BOX(&topk_mask_));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gradcomm, m) {

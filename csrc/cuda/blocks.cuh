@@ -3,12 +3,12 @@
 //
 //   static void encode(const Task&, const float* p, float* e, u8* record, BlockRange);
 //       one block, p being in shared memory and zero (or zero times gain, plus e) behind the count:
-//       writes the record and, unless e is null, e <- p - decoded(p); e stays where p is not finite,
-//       and becomes zero behind the count. It may change p.
+//       writes the record and, unless e is null, e <- p - decoded(p); e stays where p is not
+//       finite, and becomes zero behind the count. It may change p.
 //   template <class Put>
 //   static void mean(const Task&, const u8* record, float* p, Put put);
-//       the mean over ranks, the record being rank 0's: put(i, values) of elements i to i + 3. p is a
-//       tile to work in; put may write to p where it has put.
+//       the mean over ranks, the record being rank 0's: put(i, values) of elements i to i + 3. p is
+//       a tile to work in; put may write to p where it has put.
 //
 // Payloads, and so records, begin at a multiple of 4 bytes: the caller has checked it.
 #pragma once
@@ -91,6 +91,14 @@ GC_DEVICE void reduce_encode_blocks(const Task& t) {
     });
     __syncwarp();
     Format::encode(t, p, e, record, r);
+  });
+}
+
+// Formats that send some of a block's elements: zeroes in the residual what the payload sent.
+template <class Format>
+GC_DEVICE void mask_blocks(const Task& t) {
+  for_records(t, [&](i64 b, BlockRange r, float*) {
+    if (r.count > 0) Format::mask(t, t.payloads + b * t.record, t.residual + b * t.block, r);
   });
 }
 

@@ -9,6 +9,7 @@ using Kernel = void (*)(const Task);
 // By type of the bucket, as WireType numbers them; reduce_encode knows no bucket.
 struct Kernels {
   Kernel encode[3], decode_mean[3], reduce_encode;
+  Kernel mask = nullptr;  // where a format has one
 };
 
 }  // namespace gradcomm
@@ -19,16 +20,16 @@ struct Kernels {
     body(t);                                                                  \
   }
 
-#define GC_OF_TYPES(name, loop, format)                                               \
-  GC_KERNEL(name##_float32, (gradcomm::loop<gradcomm::format, gradcomm::kFloat32>))   \
-  GC_KERNEL(name##_float16, (gradcomm::loop<gradcomm::format, gradcomm::kFloat16>))   \
+#define GC_OF_TYPES(name, loop, format)                                             \
+  GC_KERNEL(name##_float32, (gradcomm::loop<gradcomm::format, gradcomm::kFloat32>)) \
+  GC_KERNEL(name##_float16, (gradcomm::loop<gradcomm::format, gradcomm::kFloat16>)) \
   GC_KERNEL(name##_bfloat16, (gradcomm::loop<gradcomm::format, gradcomm::kBFloat16>))
 
 // Run-time compilation looks kernels up by name; the others by this table.
 #if defined(__CUDACC_RTC__)
-#define GC_TABLE(name)
+#define GC_TABLE(name, mask)
 #else
-#define GC_TABLE(name)                                                               \
+#define GC_TABLE(name, mask)                                                         \
   namespace gradcomm {                                                               \
   extern const Kernels name##_kernels;                                               \
   const Kernels name##_kernels{                                                      \
@@ -36,7 +37,8 @@ struct Kernels {
        gradcomm_##name##_encode_bfloat16},                                           \
       {gradcomm_##name##_decode_mean_float32, gradcomm_##name##_decode_mean_float16, \
        gradcomm_##name##_decode_mean_bfloat16},                                      \
-      gradcomm_##name##_reduce_encode};                                              \
+      gradcomm_##name##_reduce_encode,                                               \
+      mask};                                                                         \
   }
 #endif
 
@@ -44,4 +46,11 @@ struct Kernels {
   GC_OF_TYPES(name##_encode, encode_blocks, format)                                   \
   GC_OF_TYPES(name##_decode_mean, decode_mean_blocks, format)                         \
   GC_KERNEL(name##_reduce_encode, (gradcomm::reduce_encode_blocks<gradcomm::format>)) \
-  GC_TABLE(name)
+  GC_TABLE(name, nullptr)
+
+#define GC_KERNELS_AND_MASK(name, format)                                             \
+  GC_OF_TYPES(name##_encode, encode_blocks, format)                                   \
+  GC_OF_TYPES(name##_decode_mean, decode_mean_blocks, format)                         \
+  GC_KERNEL(name##_reduce_encode, (gradcomm::reduce_encode_blocks<gradcomm::format>)) \
+  GC_KERNEL(name##_mask, (gradcomm::mask_blocks<gradcomm::format>))                   \
+  GC_TABLE(name, gradcomm_##name##_mask)

@@ -1,5 +1,5 @@
-// How an operator becomes launches: which kernel, how many threads, which part of the layout. The same
-// for CUDA and for the emulator; nothing of CUDA's host API is in it.
+// How an operator becomes launches: which kernel, how many threads, which part of the layout. The
+// same for CUDA and for the emulator; nothing of CUDA's host API is in it.
 #pragma once
 #include <cstring>
 
@@ -11,7 +11,8 @@ namespace gradcomm {
 extern const Kernels cast_kernels, onebit_kernels, quantize2_kernels, quantize4_kernels,
     quantize8_kernels, topk_block_kernels;
 
-constexpr i64 kBlocksPerProcessor = 32;    // of a launch; each then takes several blocks of its format
+constexpr i64 kBlocksPerProcessor =
+    32;  // of a launch; each then takes several blocks of its format
 constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking for more
 
 // Null where a format has no kernels, or its block is more than shared memory holds.
@@ -33,7 +34,8 @@ inline Kernel kernel_of(const Kernels& k, Stage stage, i64 dtype) {
   switch (stage) {
     case Stage::kEncode: return k.encode[dtype];
     case Stage::kDecodeMean: return k.decode_mean[dtype];
-    default: return k.reduce_encode;
+    case Stage::kReduceEncode: return k.reduce_encode;
+    default: return k.mask;
   }
 }
 
@@ -48,10 +50,11 @@ struct Launch {
   unsigned grid, threads, shared_bytes;
 };
 
-// Calls enqueue(Launch, Task) for each launch, in order; they do not depend on each other. `warps` and
-// `grid_most`: of a thread block, and thread blocks of a launch.
+// Calls enqueue(Launch, Task) for each launch, in order; they do not depend on each other. `warps`
+// and `grid_most`: of a thread block, and thread blocks of a launch.
 template <class Enqueue>
-void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid_most, Enqueue enqueue) {
+void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid_most,
+                  Enqueue enqueue) {
   Task t{};
   std::memcpy(t.format, a.format, sizeof(t.format));
   t.block = a.block;

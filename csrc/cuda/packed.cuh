@@ -1,5 +1,5 @@
-// Decoding formats whose fields are packed in units (csrc/device/format.cuh): a lane reads one word of
-// a unit's 16 bytes and decodes four neighbouring elements of up to two of its rows.
+// Decoding formats whose fields are packed in units (csrc/device/format.cuh): a lane reads one word
+// of a unit's 16 bytes and decodes four neighbouring elements of up to two of its rows.
 #pragma once
 #include "blocks.cuh"
 
@@ -8,9 +8,9 @@ namespace gradcomm {
 // A format derives from this and has kRows (rows of a unit: 1, 2, 4 or 8), and
 //   struct Head                                   what a record begins with
 //   static Head head(const Task&, const u8* record);
-//   struct Word                                   what a lane reads at once: four elements of each row
-//   static Word word(const Task&, const u8* record, int n);
-//   static float value(const Task&, const Head&, const Word&, int row, int c);
+//   struct Word                                   what a lane reads at once: four elements of each
+//   row static Word word(const Task&, const u8* record, int n); static float value(const Task&,
+//   const Head&, const Word&, int row, int c);
 template <class Format, int kRows>
 struct Packed {
   static constexpr int kUnit = kRows * kLanes;

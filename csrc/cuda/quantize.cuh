@@ -1,5 +1,5 @@
-// csrc/device/quantize.cuh by a warp. The options but for the bits are asked for as it runs: a branch
-// that all lanes take alike costs less than four times as many kernels.
+// csrc/device/quantize.cuh by a warp. The options but for the bits are asked for as it runs: a
+// branch that all lanes take alike costs less than four times as many kernels.
 #pragma once
 #include "../device/quantize.cuh"
 #include "packed.cuh"

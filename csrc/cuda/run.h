@@ -4,13 +4,14 @@
 
 namespace gradcomm {
 
-enum class Stage { kEncode, kDecodeMean, kReduceEncode };
+enum class Stage { kEncode, kDecodeMean, kReduceEncode, kMask };
 
 // Whether this format has kernels here; the others are left to the reference.
 bool has_kernels(const i64* format);
 
-// Enqueues an operator and returns at once: null, or CUDA's error. The pointers of `args` but for the
-// layout's are of the device; payloads begin at a multiple of 4 bytes. The layout is copied at once.
+// Enqueues an operator and returns at once: null, or CUDA's error. The pointers of `args` but for
+// the layout's are of the device; payloads begin at a multiple of 4 bytes. The layout is copied at
+// once.
 const char* run(const Args& args, Stage stage, i64 records, int device, void* stream);
 
 }  // namespace gradcomm

@@ -7,9 +7,9 @@
 
 namespace gradcomm {
 
-// The segments travel inside the argument: no copy of the table to the device, so nothing to wait for,
-// to keep alive or to capture in a graph. 4 KiB is what an argument may have everywhere; a bucket of
-// more segments takes more launches (launch.h).
+// The segments travel inside the argument: no copy of the table to the device, so nothing to wait
+// for, to keep alive or to capture in a graph. 4 KiB is what an argument may have everywhere; a
+// bucket of more segments takes more launches (launch.h).
 constexpr int kSegments = 120;
 
 struct Task {

@@ -1,4 +1,4 @@
 #include "kernels.cuh"
 #include "topk_block.cuh"
 
-GC_KERNELS(topk_block, TopKBlock)
+GC_KERNELS_AND_MASK(topk_block, TopKBlock)

@@ -1,4 +1,5 @@
-// csrc/device/topk_block.cuh by a warp: lanes l and l + 16 share column l, each with every other row.
+// csrc/device/topk_block.cuh by a warp: lanes l and l + 16 share column l, each with every other
+// row.
 //
 // A row out of bounds in a payload is not reported, which would need the host to wait: it makes the
 // first element of its column NaN, which every rank sees, and touches nothing else.
@@ -27,7 +28,8 @@ struct TopKBlock {
       }
       if (!first_half) continue;
       write_row(w, record, s * kLanes + column, winner.row);
-      write_value(w, record, s * kLanes + column, p[winner.row * kLanes + column], largest, inverse);
+      write_value(w, record, s * kLanes + column, p[winner.row * kLanes + column], largest,
+                  inverse);
     }
     if (e == nullptr) return;
     __syncwarp();      // a shuffle alone does not order what was read before what is written now
@@ -70,6 +72,15 @@ struct TopKBlock {
     for (int i = 4 * lane; i < t.block; i += kStep) put(i, load_as<Four>(p + i));
   }
 
+  // Zeroes in e what the record sent.
+  static GC_DEVICE void mask(const Task& t, const u8* record, float* e, BlockRange r) {
+    const topk_block::Wire w = topk_block::wire(t.format);
+    for (int n = lane_of_thread(); n < w.k * kLanes; n += kWarp) {
+      const int i = read_row(w, record, n) * kLanes + n % kLanes;
+      if (i < r.count) e[i] = 0.0f;
+    }
+  }
+
  private:
   struct Winner {
     u32 key;
@@ -102,8 +113,8 @@ struct TopKBlock {
     return w.wide ? load_as<u16>(record + w.indices + 2 * n) : record[w.indices + n];
   }
 
-  static GC_DEVICE void write_value(const topk_block::Wire& w, u8* record, int n, float x, u32 largest,
-                                    float inverse) {
+  static GC_DEVICE void write_value(const topk_block::Wire& w, u8* record, int n, float x,
+                                    u32 largest, float inverse) {
     u8* values = record + w.values;
     if (w.type == kFloat32) store_as(values + 4 * n, topk::canonical(bits_of(x)));
     else if (w.type == kFloat16) store_as(values + 2 * n, topk::saturated_f16(x));

@@ -8,7 +8,7 @@ from . import native, nvrtc
 
 
 def executors() -> dict[str, str]:
-    """What there is to run ``torch.ops.gradcomm.*``: what it is, or "no: " and why it is not there."""
+    """What runs ``torch.ops.gradcomm.*``: each executor, or "no: " and why it is not there."""
     cpu = f"yes, {native.cpu_executor()}" if native.missing is None else f"no: {native.missing}"
     why = native.cuda_missing
     cuda = "yes" if why is None else f"no: {why}"
@@ -39,6 +39,6 @@ def show_config() -> None:
 
 # Where nvcc built nothing and CuPy can, the kernels are compiled when they are first wanted.
 if native.cuda_missing is not None and nvrtc.fault() is None:
-    _library = torch.library.Library("gradcomm", "IMPL")
+    _library = torch.library.Library("gradcomm", "IMPL")  # type: ignore[no-untyped-call]
     for _name, _operator in nvrtc.OPERATORS.items():
-        _library.impl(_name, _operator, "CUDA")
+        _library.impl(_name, _operator, "CUDA")  # type: ignore[no-untyped-call]

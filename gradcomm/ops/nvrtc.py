@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from . import native, reference
-from .format import Format, QuantizeFormat, format_of
+from .format import Format, QuantizeFormat, TopKBlockFormat, format_of
 
 #: The source of each family, by its number; the same families as kernels_of in csrc/cuda/launch.h.
 FAMILIES = {0: "cast", 1: "onebit", 2: "quantize", 3: "topk_block"}
-STAGES = ("encode", "decode_mean", "reduce_encode")
+STAGES = ("encode", "decode_mean", "reduce_encode", "mask")  # mask: of block top-k alone
 _TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 # As in csrc/cuda/launch.h and task.cuh.
@@ -54,14 +54,11 @@ class Task(ctypes.Structure):
 
 def sources() -> pathlib.Path:
     """The folder ``csrc``: installed with the package, or that of the repository."""
-    installed = native.find("csrc")
-    beside = pathlib.Path(__file__).parents[2] / "csrc"
-    folder = installed if installed is not None else beside
-    if not (folder / "cuda" / "task.cuh").exists():
-        raise RuntimeError(
-            "gradcomm: the sources of the CUDA kernels are not installed: reinstall gradcomm"
-        )
-    return folder
+    package = pathlib.Path(__file__).parents[1]
+    for folder in (package / "csrc", package.parent / "csrc", native.find("csrc")):
+        if folder is not None and (folder / "cuda" / "task.cuh").exists():
+            return folder
+    raise RuntimeError("gradcomm: the CUDA sources are not installed: reinstall gradcomm")
 
 
 @functools.cache
@@ -315,8 +312,26 @@ def reduce_encode(
     return _run("reduce_encode", fmt, rows, records, payloads, None, task)
 
 
+def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
+    fmt = format_of(format)
+    if not (isinstance(fmt, TopKBlockFormat) and has_kernels(fmt)):
+        return reference.topk_mask_(payload, layout, format, buffer)
+    rows, needed = reference._rows(layout, fmt, None)
+    reference._plain(payload, "payload", torch.uint8, 2)
+    records = payload.size(0) * reference._records(fmt, payload.size(1))
+    reference._check(records >= needed, f"the payload holds {records} blocks; the layout needs {needed}")
+    _residual(buffer, needed * fmt.block)
+    task = Task(
+        ranks=1,
+        payloads=_pointer(payload, payload, "payload"),
+        residual=_pointer(buffer, payload, "buffer"),
+    )
+    return _run("mask", fmt, rows, records, payload, None, task)
+
+
 OPERATORS: dict[str, Callable[..., None]] = {
     "encode": encode,
     "decode_mean": decode_mean,
     "reduce_encode": reduce_encode,
+    "topk_mask_": topk_mask_,
 }

@@ -26,7 +26,8 @@ A native library registers its kernels for a device on top (``native.py``).
     Compression (Lin et al. 2018, section 3.2: u <- u masked by what was not sent).
 
 All raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
-dtype, layout or format, and decoders on an index outside its block.
+dtype, layout or format, and decoders on an index outside its block. On CUDA, where to look at an
+index would be to wait for the device, a kernel makes such an index a NaN in its block instead.
 """
 
 from __future__ import annotations

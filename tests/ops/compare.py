@@ -1,4 +1,4 @@
-"""An executor beside the reference, on one run of one format: used where kernels are not those of the CPU."""
+"""An executor beside the reference, on one run of one format: for kernels that are not the CPU's."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FORMATS = {
 def compile_for(family: int, arch: str) -> bytes:
     """A cubin, by NVIDIA's own Python binding."""
     rtc = pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="cuda-bindings and nvidia-cuda-nvrtc are not installed"
+        "cuda.bindings.nvrtc", reason="cuda-bindings or nvidia-cuda-nvrtc is missing"
     )
     error, program = rtc.nvrtcCreateProgram(nvrtc.source(family).encode(), b"kernel.cu", 0, [], [])
     assert error == 0
@@ -41,8 +41,8 @@ def compile_for(family: int, arch: str) -> bytes:
 def test_kernels_compile_without_a_gpu(family: int, arch: str) -> None:
     cubin = compile_for(family, arch)
     for format in FORMATS[family]:
-        for stage in nvrtc.STAGES:
-            for dtype in (None,) if stage == "reduce_encode" else nvrtc._TYPE_NAMES:
+        for stage in nvrtc.STAGES[: 4 if isinstance(format, TopKBlockFormat) else 3]:
+            for dtype in nvrtc._TYPE_NAMES if stage in ("encode", "decode_mean") else (None,):
                 assert nvrtc.kernel_name(format, stage, dtype).encode() in cubin
 
 

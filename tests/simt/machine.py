@@ -40,7 +40,7 @@ class Fault(AssertionError):
 def build(
     folder: pathlib.Path, *sources: str, here: pathlib.Path = HERE, optimize: str = "-O1"
 ) -> ctypes.CDLL:
-    """Compiles these files of the folder ``here`` into ``folder``; skips where there is no compiler.
+    """Compiles these files of ``here`` into ``folder``; skips where there is no compiler.
     SIMT_FLAGS replaces ``optimize``, as by the options of sanitizers."""
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None:
