@@ -76,7 +76,8 @@ void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid
   while (t.end < records) {
     const i64 left = behind - next;
     t.num_segments = left < 0 ? 0 : left < kSegments ? left : kSegments;
-    if (t.num_segments > 0) std::memcpy(t.segments, a.segments + next, t.num_segments * sizeof(Segment));
+    if (t.num_segments > 0)
+      std::memcpy(t.segments, a.segments + next, t.num_segments * sizeof(Segment));
     next += t.num_segments;
     t.begin = t.end;
     t.end = next < behind ? a.segments[next].first_block - a.block_begin : records;

@@ -1,7 +1,8 @@
+#include "run.h"
+
 #include <cuda_runtime.h>
 
 #include "launch.h"
-#include "run.h"
 
 namespace gradcomm {
 

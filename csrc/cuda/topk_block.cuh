@@ -37,7 +37,8 @@ struct TopKBlock {
       for (int s = 0; s < w.k; ++s) {
         const int n = s * kLanes + column, i = read_row(w, record, n) * kLanes + column;
         if (w.type == kInt8 && largest >= kInfinity) p[i] = float_of(kNaN);
-        else if ((bits_of(p[i]) & kMagnitude) < kInfinity) p[i] = p[i] - decoded(w, record, n, scale);
+        else if ((bits_of(p[i]) & kMagnitude) < kInfinity)
+          p[i] = p[i] - decoded(w, record, n, scale);
       }
     }
     __syncwarp();
