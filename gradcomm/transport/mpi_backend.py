@@ -160,9 +160,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for parts, mine in zip(outputs, inputs, strict=True):
                 source, flats = flat_of(mine), [flat_of(part) for part in parts]
                 everyone = range(self.size())
-                self._calls.direct(
-                    [(r, source) for r in everyone], list(enumerate(flats)), "all_gather"
-                )
+                self._calls.direct([(r, source) for r in everyone], list(enumerate(flats)), "all_gather")
                 for part, flat in zip(parts, flats, strict=True):
                     back(part, flat)
 

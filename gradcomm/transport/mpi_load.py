@@ -28,8 +28,11 @@ def load() -> Any:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     level = mpi.Query_thread()
     if level < mpi.THREAD_MULTIPLE:
-        names = {mpi.THREAD_SINGLE: "SINGLE", mpi.THREAD_FUNNELED: "FUNNELED",
-                 mpi.THREAD_SERIALIZED: "SERIALIZED"}
+        names = {
+            mpi.THREAD_SINGLE: "SINGLE",
+            mpi.THREAD_FUNNELED: "FUNNELED",
+            mpi.THREAD_SERIALIZED: "SERIALIZED",
+        }
         raise MpiUnavailableError(
             f"gradcomm: this MPI runs with MPI_THREAD_{names.get(level, level)}, but gradients are "
             "exchanged in threads beside the main one, which takes MPI_THREAD_MULTIPLE; set "
