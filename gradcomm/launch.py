@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradcomm.transport.mpi_load import MpiUnavailableError, abort_on_error
+
 #: Of each launcher: the variables of rank, world size, local rank and local world size.
 _LAUNCHERS = {
     "Open MPI": (
@@ -70,9 +72,12 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> World:
     if method is None:
         options["store"] = dist.HashStore()
     elif method == "mpi://":
-        from gradcomm.transport.mpi_load import abort_on_error
-
-        abort_on_error()
+        try:
+            abort_on_error()
+        except MpiUnavailableError as error:
+            raise LaunchError(
+                f"{error}. Or set MASTER_ADDR and MASTER_PORT to where rank 0 runs; that needs no MPI"
+            ) from error
         options["init_method"] = method
     else:
         options["init_method"] = method

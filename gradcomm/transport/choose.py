@@ -17,21 +17,26 @@ def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device
     Collective over ``group``. Raises on every rank when on any of them ``wanted`` does not have the
     ranks of ``group`` in the same order.
     """
-    if wanted is None:
-        return GroupTransport(own_group(group, device), device)
     own: Exception | None = None
     try:
         _compare(wanted, group)
     except Exception as problem:
         own = problem
     # Over the group: the transport of ranks that disagree about it could hang.
-    everyone: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, None if own is None else str(own), group=group)
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (_kind(wanted), None if own is None else str(own)), group=group)
     if own is not None:
         raise own
-    for rank, problem_there in enumerate(everyone):
+    for rank, (kind, problem_there) in enumerate(everyone):
         if problem_there is not None:
             raise ValueError(f"gradcomm: rank {rank} cannot register: {problem_there}")
+        if kind != everyone[0][0]:
+            raise ValueError(
+                f"gradcomm: rank {rank} and rank 0 disagree on transport: {kind} against "
+                f"{everyone[0][0]}; every rank must register with the same"
+            )
+    if wanted is None:
+        return GroupTransport(own_group(group, device), device)
     if _is_transport(wanted):
         return cast(Transport, wanted)
     from .mpi import MpiTransport
@@ -41,7 +46,13 @@ def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device
     return MpiTransport(wanted) if timeout is None else MpiTransport(wanted, timeout)
 
 
+def _kind(wanted: Any) -> str:
+    return "none" if wanted is None else type(wanted).__name__
+
+
 def _compare(wanted: Any, group: dist.ProcessGroup) -> None:
+    if wanted is None:
+        return
     if _is_transport(wanted):
         rank, size = wanted.rank, wanted.size
     else:

@@ -144,10 +144,15 @@ def bad_transports_are_told(rank: int, ranks: int) -> None:
         else:
             raise AssertionError(f"{transport} was taken")
     # One rank's mistake is told on all.
-    try:
-        gradcomm.register(ddp, "onebit", transport=MPI.COMM_WORLD if rank else "mpi")
-    except (TypeError, ValueError) as error:
-        assert "transport='mpi'" in str(error)
+    differ = "rank 1 and rank 0 disagree on transport: Intracomm against none"
+    for first, says in (("mpi", "transport='mpi'"), (None, differ)):
+        mine = MPI.COMM_WORLD if rank else first
+        try:
+            gradcomm.register(ddp, "onebit", transport=mine)
+        except (TypeError, ValueError) as error:
+            assert says in str(error), str(error)
+        else:
+            raise AssertionError("ranks that disagree registered")
 
 
 def _codecs_and_exchanges() -> list[tuple[str, str]]:

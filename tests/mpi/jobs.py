@@ -57,9 +57,11 @@ def run(
     """
     program = mpirun()
     assert program is not None
-    options = ["--oversubscribe"]
-    if "Open MPI" in _version(program) and os.geteuid() == 0:
-        options.append("--allow-run-as-root")
+    options = []
+    if "Open MPI" in _version(program):  # MPICH asks for neither
+        options.append("--oversubscribe")
+        if os.geteuid() == 0:
+            options.append("--allow-run-as-root")
     with tempfile.TemporaryDirectory(prefix="gradcomm-mpi-") as folder:
         command = [program, *options, "-np", str(ranks), sys.executable, "-m", "tests.mpi.jobs"]
         command += [function, folder, str(timeout), json.dumps(arguments)]
