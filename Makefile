@@ -13,11 +13,13 @@ PY := $(VENV)/bin/python
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
+CPP := find csrc -type f ! -name "*.py"
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint format clean
+.PHONY: help install demo test simt-sanitize bench lint format clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed  ## a virtual environment with gradcomm in it, editable, and its tools
 
@@ -27,6 +29,12 @@ demo: $(VENV)/.installed  ## train a small model on two ranks with each codec an
 test: $(VENV)/.installed  ## the tests
 	$(PY) -m pytest $(ARGS)
 
+simt-sanitize: $(VENV)/.installed  ## the CUDA kernels in the emulator, under AddressSanitizer and UBSan
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
+	SIMT_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
+	$(PY) -m pytest -q tests/simt/test_kernels.py $(ARGS)
+
 bench: $(VENV)/.installed  ## how fast the kernels are, against memory speed
 	$(PY) bench/kernels.py $(ARGS)
 
@@ -34,12 +42,12 @@ lint: $(VENV)/.installed  ## style and types, changing nothing
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	find csrc -type f | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	$(CPP) | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
 format: $(VENV)/.installed  ## rewrite the sources in the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find csrc -type f | xargs $(VENV)/bin/clang-format -i
+	$(CPP) | xargs $(VENV)/bin/clang-format -i
 
 clean:  ## remove the virtual environment and what was built or written
 	rm -rf $(VENV) build gradcomm/lib demo.png demo.json .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ struct Args {
   i64 format[kFormatInts];  // family, block, options of the family
   i64 block;                // elements of block space in a block
   i64 record;               // bytes of a record
-  i64 span = 1;  // blocks that a record stands for: 1, or the whole chunk (sparse format)
+  i64 span = 1;             // blocks that a record stands for: 1, or the whole chunk (sparse format)
   const Segment* segments;
   i64 num_segments;
   i64 block_begin = 0;  // the layout's block that the payload's first record stands for
@@ -23,9 +23,9 @@ struct Args {
   i64 dtype = kFloat32;            // of source or out, a WireType
   float gain = 1.0f;               // encode on the CPU: p = gain * g + e
   const float* gain_at = nullptr;  // the same on the source's device; null for 1
-  float* residual = nullptr;  // in block space from block_begin on; null without error feedback
-  u8* payload = nullptr;      // written by encode and reduce_encode
-  u64 key = 0;                // of the random numbers
+  float* residual = nullptr;       // in block space from block_begin on; null without error feedback
+  u8* payload = nullptr;           // written by encode and reduce_encode
+  u64 key = 0;                     // of the random numbers
 
   const u8* payloads = nullptr;  // read by decode_mean and reduce_encode
   i64 ranks = 0;

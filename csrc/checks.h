@@ -32,23 +32,20 @@ struct Place {
 };
 constexpr Place kCpu{false, 0};
 
-constexpr int64_t kFar = int64_t(1)
-                         << 40;  // no block or segment lies or reaches beyond: no overflow
+constexpr int64_t kFar = int64_t(1) << 40;  // no block or segment lies or reaches beyond: no overflow
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline void check_place(const Place& place, const Tensor& t, const char* name) {
   STD_TORCH_CHECK(place.cuda || place.has(t), "gradcomm: ", name, " must be a CPU tensor");
-  STD_TORCH_CHECK(place.has(t), "gradcomm: ", name, " must be a tensor on CUDA device ",
-                  place.index);
+  STD_TORCH_CHECK(place.has(t), "gradcomm: ", name, " must be a tensor on CUDA device ", place.index);
 }
 
 inline void check_plain(const Place& place, const Tensor& t, const char* name, ScalarType type,
                         int64_t dim) {
   check_place(place, t, name);
   STD_TORCH_CHECK(t.scalar_type() == type, "gradcomm: ", name, " has the wrong dtype");
-  STD_TORCH_CHECK(t.dim() == dim, "gradcomm: ", name, " must have ", dim, " dimensions, not ",
-                  t.dim());
+  STD_TORCH_CHECK(t.dim() == dim, "gradcomm: ", name, " must have ", dim, " dimensions, not ", t.dim());
   STD_TORCH_CHECK(t.is_contiguous(), "gradcomm: ", name, " must be contiguous");
 }
 
@@ -78,8 +75,7 @@ inline Args make_args(const Ints& format) {
 // The last block that a segment of the layout needs, plus one.
 inline int64_t set_layout(Args& a, const Tensor& layout, int64_t bucket_numel) {
   check_plain(kCpu, layout, "layout", ScalarType::Long, 2);
-  STD_TORCH_CHECK(layout.size(1) == 4, "gradcomm: layout must have 4 columns, not ",
-                  layout.size(1));
+  STD_TORCH_CHECK(layout.size(1) == 4, "gradcomm: layout must have 4 columns, not ", layout.size(1));
   static_assert(sizeof(Segment) == 4 * sizeof(int64_t));
   a.segments = static_cast<const Segment*>(layout.const_data_ptr());
   a.num_segments = layout.size(0);
@@ -100,8 +96,7 @@ inline int64_t set_layout(Args& a, const Tensor& layout, int64_t bucket_numel) {
 }
 
 inline void set_begin(Args& a, int64_t block_begin) {
-  STD_TORCH_CHECK(block_begin >= 0 && block_begin <= kFar, "gradcomm: block_begin is ",
-                  block_begin);
+  STD_TORCH_CHECK(block_begin >= 0 && block_begin <= kFar, "gradcomm: block_begin is ", block_begin);
   a.block_begin = block_begin;
 }
 
@@ -149,8 +144,8 @@ inline Job encode_job(const Tensor& source, const Tensor& layout, const Ints& fo
   check_plain(place, payload, "payload", ScalarType::Byte, 2);
   const int64_t records = payload.size(0) * set_record(a, payload.size(1));
   const int64_t blocks = records * a.span;
-  STD_TORCH_CHECK(blocks >= needed, "gradcomm: the payload holds ", blocks,
-                  " blocks; the layout needs ", needed);
+  STD_TORCH_CHECK(blocks >= needed, "gradcomm: the payload holds ", blocks, " blocks; the layout needs ",
+                  needed);
   set_residual(a, place, residual, needed);
   a.payload = static_cast<u8*>(payload.mutable_data_ptr());
   if (gain) {
@@ -186,9 +181,8 @@ inline Job reduce_encode_job(const Tensor& payloads, const Tensor& layout, const
   check_plain(place, payload, "payload", ScalarType::Byte, 1);
   set_begin(a, block_begin);
   const int64_t records = payloads.size(1) * set_record(a, payloads.size(2));
-  STD_TORCH_CHECK(payload.numel() == payloads.size(1) * payloads.size(2),
-                  "gradcomm: the payload has ", payload.numel(), " bytes; the chunk needs ",
-                  payloads.size(1) * payloads.size(2));
+  STD_TORCH_CHECK(payload.numel() == payloads.size(1) * payloads.size(2), "gradcomm: the payload has ",
+                  payload.numel(), " bytes; the chunk needs ", payloads.size(1) * payloads.size(2));
   set_residual(a, place, residual, records * a.span);
   a.payload = static_cast<u8*>(payload.mutable_data_ptr());
   a.key = key;

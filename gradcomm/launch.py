@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from gradcomm.transport.mpi_load import MpiUnavailableError, abort_on_error
 
@@ -70,7 +71,7 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> World:
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     method = rendezvous(os.environ, world)
     if method is None:
-        options["store"] = dist.HashStore()
+        options["store"] = HashStore()
     elif method == "mpi://":
         try:
             abort_on_error()

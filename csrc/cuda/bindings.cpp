@@ -53,15 +53,14 @@ void decode_mean(const Tensor& payloads, const Tensor& layout, Ints format, int6
                  Tensor out) {
   if (!has_kernels_for(format))
     return call("gradcomm::reference_decode_mean", payloads, layout, format, block_begin, out);
-  enqueue(decode_mean_job(payloads, layout, format, block_begin, out), Stage::kDecodeMean,
-          payloads);
+  enqueue(decode_mean_job(payloads, layout, format, block_begin, out), Stage::kDecodeMean, payloads);
 }
 
 void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, int64_t block_begin,
                    std::optional<Tensor> residual, Tensor payload, int64_t key) {
   if (!has_kernels_for(format))
-    return call("gradcomm::reference_reduce_encode", payloads, layout, format, block_begin,
-                residual, payload, key);
+    return call("gradcomm::reference_reduce_encode", payloads, layout, format, block_begin, residual,
+                payload, key);
   enqueue(reduce_encode_job(payloads, layout, format, block_begin, residual, payload, key),
           Stage::kReduceEncode, payloads);
 }

@@ -20,9 +20,9 @@ struct Kernels {
     body(t);                                                                  \
   }
 
-#define GC_OF_TYPES(name, loop, format)                                             \
-  GC_KERNEL(name##_float32, (gradcomm::loop<gradcomm::format, gradcomm::kFloat32>)) \
-  GC_KERNEL(name##_float16, (gradcomm::loop<gradcomm::format, gradcomm::kFloat16>)) \
+#define GC_OF_TYPES(name, loop, format)                                               \
+  GC_KERNEL(name##_float32, (gradcomm::loop<gradcomm::format, gradcomm::kFloat32>))   \
+  GC_KERNEL(name##_float16, (gradcomm::loop<gradcomm::format, gradcomm::kFloat16>))   \
   GC_KERNEL(name##_bfloat16, (gradcomm::loop<gradcomm::format, gradcomm::kBFloat16>))
 
 // Run-time compilation looks kernels up by name; the others by this table.

@@ -11,8 +11,7 @@ namespace gradcomm {
 extern const Kernels cast_kernels, onebit_kernels, quantize2_kernels, quantize4_kernels,
     quantize8_kernels, topk_block_kernels;
 
-constexpr i64 kBlocksPerProcessor =
-    32;  // of a launch; each then takes several blocks of its format
+constexpr i64 kBlocksPerProcessor = 32;    // of a launch; each then takes several blocks of its format
 constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking for more
 
 // Null where a format has no kernels, or its block is more than shared memory holds.
@@ -53,8 +52,7 @@ struct Launch {
 // Calls enqueue(Launch, Task) for each launch, in order; they do not depend on each other. `warps`
 // and `grid_most`: of a thread block, and thread blocks of a launch.
 template <class Enqueue>
-void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid_most,
-                  Enqueue enqueue) {
+void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid_most, Enqueue enqueue) {
   Task t{};
   std::memcpy(t.format, a.format, sizeof(t.format));
   t.block = a.block;
@@ -76,8 +74,7 @@ void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid
   while (t.end < records) {
     const i64 left = behind - next;
     t.num_segments = left < 0 ? 0 : left < kSegments ? left : kSegments;
-    if (t.num_segments > 0)
-      std::memcpy(t.segments, a.segments + next, t.num_segments * sizeof(Segment));
+    if (t.num_segments > 0) std::memcpy(t.segments, a.segments + next, t.num_segments * sizeof(Segment));
     next += t.num_segments;
     t.begin = t.end;
     t.end = next < behind ? a.segments[next].first_block - a.block_begin : records;

@@ -1,8 +1,7 @@
-#include "run.h"
-
 #include <cuda_runtime.h>
 
 #include "launch.h"
+#include "run.h"
 
 namespace gradcomm {
 

@@ -15,6 +15,6 @@
 #define GC_PRAGMA(x) _Pragma(#x)
 #define GC_UNROLL(n) GC_PRAGMA(unroll n)
 #define GC_SHARED(type, name) extern __shared__ type name[]
-#define GC_BOUNDS(threads) \
+#define GC_BOUNDS(threads)                                                                \
   __launch_bounds__(threads, 3)  // three thread blocks a processor: at most 80 registers
 #endif

@@ -28,8 +28,7 @@ struct TopKBlock {
       }
       if (!first_half) continue;
       write_row(w, record, s * kLanes + column, winner.row);
-      write_value(w, record, s * kLanes + column, p[winner.row * kLanes + column], largest,
-                  inverse);
+      write_value(w, record, s * kLanes + column, p[winner.row * kLanes + column], largest, inverse);
     }
     if (e == nullptr) return;
     __syncwarp();      // a shuffle alone does not order what was read before what is written now
@@ -37,8 +36,7 @@ struct TopKBlock {
       for (int s = 0; s < w.k; ++s) {
         const int n = s * kLanes + column, i = read_row(w, record, n) * kLanes + column;
         if (w.type == kInt8 && largest >= kInfinity) p[i] = float_of(kNaN);
-        else if ((bits_of(p[i]) & kMagnitude) < kInfinity)
-          p[i] = p[i] - decoded(w, record, n, scale);
+        else if ((bits_of(p[i]) & kMagnitude) < kInfinity) p[i] = p[i] - decoded(w, record, n, scale);
       }
     }
     __syncwarp();
@@ -114,8 +112,8 @@ struct TopKBlock {
     return w.wide ? load_as<u16>(record + w.indices + 2 * n) : record[w.indices + n];
   }
 
-  static GC_DEVICE void write_value(const topk_block::Wire& w, u8* record, int n, float x,
-                                    u32 largest, float inverse) {
+  static GC_DEVICE void write_value(const topk_block::Wire& w, u8* record, int n, float x, u32 largest,
+                                    float inverse) {
     u8* values = record + w.values;
     if (w.type == kFloat32) store_as(values + 4 * n, topk::canonical(bits_of(x)));
     else if (w.type == kFloat16) store_as(values + 2 * n, topk::saturated_f16(x));

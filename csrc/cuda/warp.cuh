@@ -28,12 +28,8 @@ template <i64 Type>
 struct Element {
   using Stored = u16;
   using StoredFour = FourHalves;
-  static GC_DEVICE float read(u16 x) {
-    return Type == kFloat16 ? float_of_f16(x) : float_of_bf16(x);
-  }
-  static GC_DEVICE u16 write(float x) {
-    return Type == kFloat16 ? f16_of_float(x) : bf16_of_float(x);
-  }
+  static GC_DEVICE float read(u16 x) { return Type == kFloat16 ? float_of_f16(x) : float_of_bf16(x); }
+  static GC_DEVICE u16 write(float x) { return Type == kFloat16 ? f16_of_float(x) : bf16_of_float(x); }
 };
 template <>
 struct Element<kFloat32> {

@@ -39,6 +39,6 @@ def show_config() -> None:
 
 # Where nvcc built nothing and CuPy can, the kernels are compiled when they are first wanted.
 if native.cuda_missing is not None and nvrtc.fault() is None:
-    _library = torch.library.Library("gradcomm", "IMPL")  # type: ignore[no-untyped-call]
+    _library = torch.library.Library("gradcomm", "IMPL")
     for _name, _operator in nvrtc.OPERATORS.items():
-        _library.impl(_name, _operator, "CUDA")  # type: ignore[no-untyped-call]
+        _library.impl(_name, _operator, "CUDA")

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from .mpi_calls import TIMEOUT
 from .mpi_load import abort_on_error, load
@@ -46,7 +47,7 @@ def _only_mpi_knows(environ: Any) -> bool:
     return by_mpi and not any(v in environ for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def mpi_store(timeout: timedelta = TIMEOUT) -> tuple[dist.Store, int, int]:
+def mpi_store(timeout: timedelta = TIMEOUT) -> tuple[Store, int, int]:
     """A TCPStore shared by all of MPI.COMM_WORLD, this rank, and the number of ranks.
 
     Rank 0 serves it on a free port and tells the others by a broadcast. Collective.
@@ -57,11 +58,11 @@ def mpi_store(timeout: timedelta = TIMEOUT) -> tuple[dist.Store, int, int]:
     store, address = None, None
     if rank == 0:
         host = "127.0.0.1" if one_host else _own_address()
-        store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
+        store = TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
         address = (host, store.port)
     host, port = world.bcast(address, 0)
     if store is None:
-        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
+        store = TCPStore(host, port, size, False, timeout, wait_for_workers=False)
     return store, rank, size
 
 
