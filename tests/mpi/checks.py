@@ -16,7 +16,8 @@ import gradcomm
 from gradcomm.codec import parse
 from gradcomm.transport import mpi_calls
 from gradcomm.verify import digest
-from tests.test_hook import CODECS, Odd, small_model, train
+from tests.models import CODECS, small_model, train
+from tests.test_parameters import Odd
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

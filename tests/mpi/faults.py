@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradcomm
-from tests.test_hook import small_model, train
+from tests.models import small_model, train
 
 
 def train_and_fail(backend: str, over_mpi: bool, fault: str) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import gradcomm
 from gradcomm.transport.mpi_load import MpiUnavailableError, load
 from tests.ranks import RankError, Ranks
-from tests.test_hook import small_model, train
+from tests.models import small_model, train
 
 from . import faults, jobs
 
