@@ -70,7 +70,8 @@ def _train(
     ddp = DistributedDataParallel(ByteModel(settings.width, settings.depth, settings.context))
     tell("model", sum(p.numel() for p in ddp.parameters()))
     options: dict[str, Any] = {"plain": settings.plain or None}
-    recipe, clip = parse(codec).recipe, settings.clip
+    made, clip = parse(codec), settings.clip
+    recipe = made.recipe
     if settings.recipe:
         # A short run keeps most of its steps for compression.
         options["warmup_steps"] = min(recipe.warmup_steps, settings.steps // 4)
@@ -79,8 +80,10 @@ def _train(
         if settings.optimizer == "sgd" and settings.momentum_correction and recipe.error_feedback:
             options["momentum"] = 0.9  # DGC's momentum correction, in place of the optimizer's own
     else:
+        if isinstance(made, gradcomm.TopK):
+            made = dataclasses.replace(made, ramp_steps=0)
         options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
-    state = gradcomm.register(ddp, codec, seed=settings.seed, **options)
+    state = gradcomm.register(ddp, made, seed=settings.seed, **options)
     optimizer, schedule = _optimizer(ddp, settings, state.momentum)
     train, held_out = data
     draw = torch.Generator().manual_seed(settings.seed * 1000 + rank)
