@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradcomm
 from gradcomm.transport.mpi_load import MpiUnavailableError, load
-from tests.ranks import RankError, Ranks
 from tests.models import small_model, train
+from tests.ranks import RankError, Ranks
 
 from . import faults, jobs
 
