@@ -7,6 +7,7 @@ A function that hangs fails its test with the stack of every rank, and the proce
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -133,3 +134,6 @@ def _serve(pipe: Connection, log: str) -> None:
                 pipe.send(("ok", result))
             except BaseException as error:
                 pipe.send(("error", type(error).__name__, str(error), traceback.format_exc()))
+            # DDP models lie in cycles; large ones would pile up, since few objects hold them.
+            result = function = None
+            gc.collect()
