@@ -16,7 +16,6 @@ import dataclasses
 import datetime
 import json
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -29,6 +28,7 @@ from rich.table import Table
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import gradcomm.ops as ops
+from bench import machine
 from gradcomm.ops import Format, Layout, OneBitFormat, QuantizeFormat
 
 ADD_BYTES = 12  # an addition reads two floats and writes one
@@ -202,13 +202,6 @@ def measure(rows: list[Row], a: torch.Tensor, b: torch.Tensor, repeats: int) -> 
                 row.seconds.append(end - middle)
 
 
-def cpu_name() -> str:
-    info = pathlib.Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def show(results: list[dict[str, object]], about: dict[str, object]) -> None:
     table = Table(
         title=" · ".join(f"{key} {value}" for key, value in about.items()), title_justify="left"
@@ -253,9 +246,7 @@ def main() -> None:
     add = statistics.median(t for row in rows for t in row.add_seconds)
     about = {
         "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
-        "torch": torch.__version__,
-        "isa": ops.cpu_executor(),
+        **machine.describe(),
         "threads": arguments.threads,
         "mib": arguments.mib,
         "add_ms": round(add * 1e3, 3),
