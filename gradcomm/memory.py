@@ -20,16 +20,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradcomm.part import Piece
+
 if TYPE_CHECKING:
     from gradcomm.part import Part
 
 
 @dataclasses.dataclass
 class _Owned:
-    """The residual of the blocks that this rank owns: elements [first, first + numel) of block space."""
+    """A residual of the mean of ``share`` ranks, worth as much as ``share`` times it in one rank's own:
+    elements [first, first + numel) of block space."""
 
     first: int
     residual: Tensor
+    share: int
 
 
 class Memory:
@@ -39,11 +43,13 @@ class Memory:
         self.ranks = ranks
         self._views: dict[str, dict[int, Tensor]] = {}
         self._flat: dict[tuple[str, Part], Tensor] = {}
-        self._owned: dict[Part, _Owned] = {}
+        self._owned: dict[tuple[Part, str], _Owned] = {}
 
     def flat(self, slot: str, part: Part, device: torch.device | None = None) -> Tensor:
         """The slot of all parameters of a part: float32, flat, in block space. Zero where a
-        parameter had nothing yet."""
+        parameter had nothing yet. For a piece: that of the mean which it holds."""
+        if isinstance(part, Piece):
+            return self._owned_residual(part.part, "host", part.first, part.blocks, part.share)
         found = self._flat.get((slot, part))
         if found is not None:
             return found
@@ -75,17 +81,31 @@ class Memory:
 
     def owner(self, part: Part, first_block: int, blocks: int) -> Tensor:
         """The owner's residual of its chunk: float32 ``[blocks * block]``."""
-        owned = self._owned.get(part)
+        if isinstance(part, Piece):
+            first_block += part.first
+            part = part.part
+        return self._owned_residual(part, "owner", first_block, blocks, self.ranks)
+
+    def _owned_residual(self, part: Part, of: str, first_block: int, blocks: int, share: int) -> Tensor:
+        owned = self._owned.get((part, of))
         if owned is None:
             block = part.layout.block
-            owned = _Owned(first_block * block, torch.zeros(blocks * block))
-            self._owned[part] = owned
+            owned = _Owned(first_block * block, torch.zeros(blocks * block), share)
+            self._owned[part, of] = owned
         return owned.residual
+
+    def take(self, slot: str, part: Part) -> dict[int, Tensor]:
+        """What a slot holds of a part's parameters, by key, and no longer holds from now on."""
+        views = self._views.get(slot, {})
+        self._flat.pop((slot, part), None)
+        return {key: views.pop(key) for key in part.keys if key in views}
 
     def drop(self, part: Part) -> None:
         """Forgets the layout of a part, whose parameters move to other parts; keeps what they hold."""
-        owned = self._owned.pop(part, None)
-        if owned is not None:
+        for of in ("owner", "host"):
+            owned = self._owned.pop((part, of), None)
+            if owned is None:
+                continue
             residual = self._views.setdefault("residual", {})
             end = owned.first + owned.residual.numel()
             for key, (first, numel) in zip(part.keys, part.layout.places(), strict=True):
@@ -93,7 +113,7 @@ class Memory:
                 if low < high:
                     share = owned.residual[low - owned.first : high - owned.first]
                     held = residual.setdefault(key, torch.zeros(numel, device=share.device))
-                    held[low - first : high - first].add_(share, alpha=self.ranks)
+                    held[low - first : high - first].add_(share, alpha=owned.share)
         for slot_part in [sp for sp in self._flat if sp[1] is part]:
             del self._flat[slot_part]
 
@@ -112,13 +132,21 @@ class Memory:
     def state(self, names: dict[int, str]) -> dict[str, Any]:
         """A copy, by slot and by parameter name; the owner's chunks as pieces of parameters."""
         owned = []
-        for part, o in self._owned.items():
+        for (part, _), o in self._owned.items():
             end = o.first + o.residual.numel()
             for key, (first, numel) in zip(part.keys, part.layout.places(), strict=True):
                 low, high = max(first, o.first), min(first + numel, end)
                 if low < high:
                     piece = o.residual[low - o.first : high - o.first].clone()
-                    owned.append({"name": names[key], "first": low - first, "residual": piece})
+                    owned.append(
+                        {
+                            "name": names[key],
+                            "first": low - first,
+                            "residual": piece,
+                            "share": o.share,
+                            "numel": numel,
+                        }
+                    )
         slots = {
             slot: {names[key]: view.clone() for key, view in views.items()}
             for slot, views in self._views.items()
@@ -135,6 +163,6 @@ class Memory:
         }
         residual = self._views.setdefault("residual", {}) if state["owned"] else {}
         for piece in state["owned"]:
-            held = residual[keys[piece["name"]]]
             first, share = piece["first"], piece["residual"]
-            held[first : first + share.numel()].add_(share, alpha=self.ranks)
+            held = residual.setdefault(keys[piece["name"]], torch.zeros(piece["numel"]))
+            held[first : first + share.numel()].add_(share, alpha=piece["share"])

@@ -43,6 +43,7 @@ class Part:
         self.layout = ops.Layout.of(segments, codec.block, [s.key << 40 for s in self.slices])
         self.keys = tuple(s.key for s in self.slices)
         self.numel = self.layout.numel
+        self._pieces: dict[tuple[int, int], list[Piece]] = {}
 
     def chunk_blocks(self, chunks: int) -> int:
         """Blocks of each of ``chunks`` equal chunks; the last ones may hold padding only."""
@@ -50,3 +51,29 @@ class Part:
 
     def views(self, bucket: Tensor) -> list[Tensor]:
         return [s.view(bucket) for s in self.slices]
+
+    def pieces(self, count: int, blocks: int) -> list[Piece]:
+        """All of block space in ``count`` pieces of ``blocks`` blocks, to be exchanged by themselves."""
+        if (count, blocks) not in self._pieces:
+            made = [Piece(self, i * blocks, blocks, count) for i in range(count)]
+            self._pieces[count, blocks] = made
+        return self._pieces[count, blocks]
+
+
+class Piece(Part):
+    """The blocks ``[first, first + blocks)`` of a part, exchanged by themselves, of gradients that are
+    the mean of ``share`` ranks."""
+
+    def __init__(self, part: Part, first: int, blocks: int, share: int) -> None:
+        self.codec, self.exchange, self.whole = part.codec, part.exchange, False
+        self.slices, self.keys = [], ()  # parameters are not whole here
+        self.part, self.first, self.blocks, self.share = part, first, blocks, share
+        self.layout = part.layout.piece(first, blocks)
+        self.numel = self.layout.numel
+
+    def chunk_blocks(self, chunks: int) -> int:
+        return self.blocks // chunks
+
+    def elements(self, bucket: Tensor) -> list[Tensor]:
+        """Its elements in the bucket, as flat views."""
+        return [bucket[offset : offset + numel] for offset, numel, *_ in self.layout.table.tolist()]

@@ -25,6 +25,7 @@ from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
 from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport.choose import choose_transport
+from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
@@ -54,7 +55,10 @@ class CommState:
             momentum: each rank's own momentum u = momentum u + g is exchanged in place of its gradient,
             so the optimizer's own must be 0. It costs one float32 an element. 0: off.
         error_feedback: whether what was not sent is remembered and added the next time.
-        exchange: ``"reduce"``, ``"gather"`` or ``"shard"``; by default chosen by codec and ranks.
+        exchange: ``"reduce"``, ``"gather"``, ``"shard"`` or ``"hierarchy"``; by default chosen by codec
+            and ranks.
+        hosts: for ``exchange="hierarchy"``, which ranks share a host: a list of ranks for each, or a
+            DeviceMesh of two dimensions, hosts first; by default found by name. As many on each.
         seed: of all random numbers; the same on every rank.
         measure_every: every so many steps the exact mean is exchanged too, to measure the compression
             error that ``stats()`` reports. 0: never, since it costs a plain exchange.
@@ -78,6 +82,7 @@ class CommState:
         error_feedback: bool | _Recipe = "recipe",
         momentum: float = 0.0,
         exchange: str | None = None,
+        hosts: Any = None,
         seed: int = 0,
         measure_every: int = 0,
         verify: bool = False,
@@ -92,7 +97,8 @@ class CommState:
         checks.options(
             self.warmup_steps, self.clip_norm, self.error_feedback, momentum, min_numel, measure_every
         )
-        self._plain_rule, self._min_numel, self._exchange = plain, min_numel, exchange
+        self._plain_rule, self._min_numel = plain, min_numel
+        self._exchange, self._hosts = exchange, hosts
         if exchange is not None:
             choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
         self._group, self._transport_wanted = process_group, transport
@@ -113,6 +119,7 @@ class CommState:
         group = self._group if self._group is not None else dist.group.WORLD
         assert group is not None
         error: Exception | None = None
+        hosts: list[list[int]] | None = None
         self._transport = choose_transport(self._transport_wanted, group, device)
         ranks = self._transport.size
         if isinstance(self.codec, Auto):
@@ -138,6 +145,8 @@ class CommState:
                 self._buckets.add(tensor, name)
             if complete:
                 plan.check_used()
+            if chosen == "hierarchy" and self._hosts is not None:
+                hosts = check_hosts(self._hosts, ranks)
         except Exception as problem:
             error = problem
         mine = {
@@ -149,6 +158,7 @@ class CommState:
             "error_feedback": self.error_feedback,
             "momentum": self.momentum,
             "exchange": chosen,
+            "hosts": hosts,
             "seed": self.seed,
             "measure_every": self.measure_every,
             "verify": self.verify,
@@ -161,6 +171,9 @@ class CommState:
             agree(self._transport, mine)
         except Exception as disagreement:
             raise (error or disagreement) from (disagreement if error else None)
+        if chosen == "hierarchy":
+            found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
+            self._runner.transport = HostsTransport(self._transport, found)
         self._lane = Lane()
         self._bound = True
         if self._transport.rank == 0:
@@ -293,6 +306,8 @@ class CommState:
         """Ends the lane's thread and the transport it made. The hook cannot be called after it."""
         if self._bound:
             self._lane.close()
+            if self._runner.transport is not self._transport:
+                self._runner.transport.close()
             if self._transport is not self._transport_wanted:
                 self._transport.close()
             self._bound = False

@@ -22,8 +22,11 @@ class Traffic:
     sent: int = 0
     received: int = 0
     calls: int = 0
+    into: Traffic | None = None  # what this is a part of
 
     def add(self, sent: int, received: int) -> None:
+        if self.into is not None:
+            self.into.add(sent, received)
         self.sent += sent
         self.received += received
         self.calls += 1

@@ -85,7 +85,7 @@ class Codec(abc.ABC):
     """Options of one codec. Immutable, comparable, the same on every rank."""
 
     name: ClassVar[str]
-    #: Exchanges that can carry it: any of ``reduce``, ``gather``, ``shard``.
+    #: Exchanges that can carry it: any of ``reduce``, ``gather``, ``shard``, ``hierarchy``.
     exchanges: ClassVar[tuple[str, ...]]
 
     @property
@@ -120,7 +120,7 @@ class Codec(abc.ABC):
 class RecordCodec(Codec):
     """A codec whose payload is records of blocks."""
 
-    exchanges: ClassVar[tuple[str, ...]] = ("gather", "shard")
+    exchanges: ClassVar[tuple[str, ...]] = ("gather", "shard", "hierarchy")
 
     @abc.abstractmethod
     def format(self, chunk_blocks: int, step: int) -> ops.Format:

@@ -31,7 +31,7 @@ class Cast(RecordCodec):
     """
 
     name = "cast"
-    exchanges: ClassVar[tuple[str, ...]] = ("gather", "shard", "reduce")
+    exchanges: ClassVar[tuple[str, ...]] = ("gather", "shard", "hierarchy", "reduce")
     dtype: str = "float16"
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ reduce    all-reduce of linear payloads                        2 b N (P - 1) / P
 gather    encode, all-gather, decode the mean of P             w N (P - 1)
 shard     all-to-all of P chunks, the owner decodes, adds its  2 w N (P - 1) / P
           residual and encodes, all-gather, decode
+hierarchy  the ranks of a host average plainly, hosts shard    between hosts of G
+          a piece for each of their ranks                      ranks: shard's / G
 ========  ==================================================  ======================
 """
 
@@ -22,6 +24,7 @@ from gradcomm.stats import Clock
 from gradcomm.transport import Transport
 
 from .gather import gather
+from .hierarchy import hierarchy
 from .reduce import reduce
 from .shard import shard
 
@@ -29,7 +32,12 @@ from .shard import shard
 #: replaces them in ``bucket``.
 Exchange = Callable[[Part, Tensor, Turn, Transport, Clock], None]
 
-EXCHANGES: dict[str, Exchange] = {"reduce": reduce, "gather": gather, "shard": shard}
+EXCHANGES: dict[str, Exchange] = {
+    "reduce": reduce,
+    "gather": gather,
+    "shard": shard,
+    "hierarchy": hierarchy,
+}
 
 
 def choose(codec: Codec, ranks: int, wanted: str | None) -> str:

@@ -19,6 +19,17 @@ from gradcomm.transport import Transport
 def shard(part: Part, bucket: Tensor, turn: Turn, transport: Transport, clock: Clock) -> None:
     codec = part.codec
     assert isinstance(codec, RecordCodec)
+    means = encoded_mean(part, bucket, turn, transport, clock)
+    with clock("decode"):
+        # One sender, as many chunks as owners: everyone, the owner too, decodes the same bytes.
+        codec.decode_mean(part, means.unsqueeze(0), bucket, turn)
+
+
+def encoded_mean(part: Part, bucket: Tensor, turn: Turn, transport: Transport, clock: Clock) -> Tensor:
+    """The mean over ranks as its owners encoded it: uint8 ``[ranks, chunk bytes]``, the same on every
+    rank."""
+    codec = part.codec
+    assert isinstance(codec, RecordCodec)
     ranks = turn.ranks
     size = codec.chunk_bytes(part.chunk_blocks(ranks), turn.step)
     chunks = turn.scratch.get("chunks", (ranks, size), torch.uint8, bucket.device)
@@ -32,6 +43,4 @@ def shard(part: Part, bucket: Tensor, turn: Turn, transport: Transport, clock: C
         codec.reduce_encode(part, owned, means[turn.rank, 0], turn)
     with clock("wire"):
         transport.all_gather(means)
-    with clock("decode"):
-        # One sender, as many chunks as owners: everyone, the owner too, decodes the same bytes.
-        codec.decode_mean(part, means.view(1, ranks, size), bucket, turn)
+    return means.view(ranks, size)

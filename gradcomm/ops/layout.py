@@ -49,6 +49,19 @@ class Layout:
         """The blocks, rounded up to a multiple of ``parts``: at least one block a part."""
         return max(1, -(-self.blocks // parts)) * parts
 
+    def piece(self, first: int, blocks: int) -> Layout:
+        """The blocks from ``first`` on as a layout of their own; those past the end hold nothing."""
+        rows = []
+        for offset, numel, start, origin in self.table.tolist():
+            low = max(start, first)
+            high = min(start - -numel // self.block, first + blocks)
+            if low < high:
+                skip = (low - start) * self.block
+                taken = min(numel - skip, (high - low) * self.block)
+                rows.append((offset + skip, taken, low - first, origin + skip))
+        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
+        return Layout(table, self.block, sum(row[1] for row in rows), blocks)
+
     def places(self) -> list[tuple[int, int]]:
         """``(first element in block space, elements)`` of each segment."""
         return [(first * self.block, numel) for _, numel, first, _ in self.table.tolist()]

@@ -30,5 +30,9 @@ class Transport(Protocol):
     def all_gather_object(self, item: Any) -> list[Any]:
         """Small Python objects, for set-up."""
 
+    def split(self, members: list[list[int]]) -> Transport:
+        """A new transport over this rank's list of ``members``, which hold every rank once, in that
+        order. Collective over all of them."""
+
     def close(self) -> None:
         """Frees what the transport made. Nothing can be sent after it."""

@@ -26,6 +26,7 @@ class GroupTransport:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.traffic = Traffic()
+        self._device = device
         self._direct = backend_name(group, device) == "gloo"
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -64,6 +65,12 @@ class GroupTransport:
         dist.all_gather_object(items, item, group=self.group)
         return items
 
+    def split(self, members: list[list[int]]) -> GroupTransport:
+        ranks = dist.get_process_group_ranks(self.group)
+        mine = next(m for m in members if self.rank in m)
+        made = own_group(self.group, self._device, [ranks[r] for r in mine])
+        return GroupTransport(made, self._device)
+
     def close(self) -> None:
         dist.destroy_process_group(self.group)
 
@@ -73,13 +80,16 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     return str(group._get_backend(device).name())
 
 
-def own_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """A new group of the same ranks, backend and timeout. Collective over ``group``.
+def own_group(
+    group: dist.ProcessGroup, device: torch.device, members: list[int] | None = None
+) -> dist.ProcessGroup:
+    """A new group of the same backend and timeout, of ``members`` (global ranks) or the same ranks.
+    Collective over those.
 
     A lane needs one: its collectives run in its own order, beside those that DDP and the user issue.
     """
     backend = group._get_backend(device)
-    ranks = dist.get_process_group_ranks(group)
+    ranks = dist.get_process_group_ranks(group) if members is None else members
     options = getattr(backend, "options", None)
     made = dist.new_group(
         ranks,

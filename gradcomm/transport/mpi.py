@@ -62,6 +62,13 @@ class MpiTransport:
     def all_gather_object(self, item: Any) -> list[Any]:
         return self._calls.all_gather_object(item)
 
+    def split(self, members: list[list[int]]) -> MpiTransport:
+        color = next(i for i, m in enumerate(members) if self.rank in m)
+        part = self._calls.comm.Split(color, members[color].index(self.rank))
+        made = MpiTransport(part, self._calls.timeout)
+        part.Free()  # the transport has a duplicate
+        return made
+
     def close(self) -> None:
         self._calls.free()
 
