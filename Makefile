@@ -16,7 +16,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CPP := find csrc -type f ! -name "*.py"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test simt-sanitize bench lint format clean
+.PHONY: help install demo test simt-sanitize bench bench-link bench-scale lint format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ simt-sanitize: $(VENV)/.installed  ## the CUDA kernels in the emulator, under Ad
 
 bench: $(VENV)/.installed  ## how fast the kernels are, against memory speed
 	$(PY) bench/kernels.py $(ARGS)
+
+bench-link: $(VENV)/.installed  ## step times on slow and fast links, beside torch's hooks (root; 15 minutes)
+	$(PY) bench/link.py $(ARGS)
+
+bench-scale: $(VENV)/.installed  ## what a rank sends among 2 to 16 ranks, beside the formulas
+	$(PY) bench/scale.py $(ARGS)
 
 lint: $(VENV)/.installed  ## style and types, changing nothing
 	$(VENV)/bin/ruff check .

@@ -15,14 +15,9 @@ Recipes' plain first steps are left out: this measures the codec, not the warm-u
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -31,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import namespaces  # noqa: E402
 from bench.link_methods import METHODS  # noqa: E402
-from bench.namespaces import Hosts, Link  # noqa: E402
+from bench.namespaces import Link  # noqa: E402
 
 LAYERS, BATCH = 8, 8
 FIRST = 2  # steps that connect, lay out buckets and fill buffers
@@ -43,10 +38,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     import torch.distributed as dist
     from torch import nn
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{arguments.store}", rank=arguments.rank, world_size=arguments.ranks
-    )
+    namespaces.init_rank(arguments, arguments.ranks)
     width = round((arguments.millions[0] * 1e6 / LAYERS) ** 0.5)
     rows = []
     for method in arguments.methods:
@@ -96,30 +88,11 @@ def start(link: Link, millions: float, arguments: argparse.Namespace) -> list[di
     if why is not None:
         print(f"unshaped, on loopback: {why}", file=sys.stderr)
     print(f"{link.name()}, {millions:g} M parameters, {arguments.ranks} ranks", file=sys.stderr)
-    with contextlib.ExitStack() as stack:
-        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hosts = None if why else stack.enter_context(Hosts(arguments.ranks, link))
-        interface = "lo" if hosts is None else namespaces.INTERFACE
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
-        ranks = []
-        for rank in range(arguments.ranks):
-            command = [sys.executable, __file__, "--rank", str(rank), "--ranks", str(arguments.ranks)]
-            command += ["--store", str(folder / "store"), "--millions", str(millions)]
-            command += ["--seconds", str(arguments.seconds), "--most-steps", str(arguments.most_steps)]
-            command += ["--methods", *arguments.methods, "--json", str(folder / f"{rank}.json")]
-            if hosts is not None:
-                command = hosts.command(rank, command)
-            ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
-        try:
-            for process in ranks:
-                if process.wait(timeout=3600):
-                    raise SystemExit(f"a rank ended with {process.returncode}; its error is above")
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        rows: list[dict[str, Any]] = json.loads((folder / "0.json").read_text())
-    shaped = {"mbit": link.mbit, "delay_ms": link.delay_ms, "loopback": hosts is None}
+    command = ["--ranks", str(arguments.ranks), "--millions", str(millions)]
+    command += ["--seconds", str(arguments.seconds), "--most-steps", str(arguments.most_steps)]
+    command += ["--methods", *arguments.methods]
+    rows = namespaces.run(__file__, command, arguments.ranks, None if why else link)[0]
+    shaped = {"mbit": link.mbit, "delay_ms": link.delay_ms, "loopback": why is not None}
     return [{**shaped, "millions": millions, "ranks": arguments.ranks, **row} for row in rows]
 
 
@@ -134,16 +107,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     made.add_argument("--json", type=pathlib.Path)
     made.add_argument("--plot", type=pathlib.Path)
-    made.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # in a rank
-    made.add_argument("--store", help=argparse.SUPPRESS)
+    namespaces.add_rank_arguments(made)
     return made
 
 
 def main() -> None:
     arguments = parser().parse_args()
     if arguments.rank is not None:
-        rows = measure(arguments)
-        arguments.json.write_text(json.dumps(rows))
+        namespaces.answer(arguments, measure(arguments))
         return
     from bench import link_report
 

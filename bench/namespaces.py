@@ -5,12 +5,19 @@ Needs root (CAP_NET_ADMIN) and the commands ``ip`` and ``tc``; ``missing()`` say
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
+import pathlib
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
 
 _COUNTER = itertools.count()
 
@@ -115,6 +122,64 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def run(script: str, arguments: list[str], ranks: int, link: Link | None) -> list[Any]:
+    """Runs ``python script *arguments`` on ranks, one on each of as many hosts, or all on loopback if
+    ``link`` is None; returns what each gave to ``answer``.
+
+    One thread a rank. Every rank is told its number and a store by ``add_rank_arguments``' options.
+    Raises SystemExit when a rank fails; no process and no namespace is left behind.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcomm-")))
+        hosts = None if link is None else stack.enter_context(Hosts(ranks, link))
+        interface = "lo" if hosts is None else INTERFACE
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+        processes = []
+        for rank in range(ranks):
+            own = ["--rank", str(rank), "--folder", str(folder)]
+            command = [sys.executable, script, *arguments, *own]
+            if hosts is not None:
+                command = hosts.command(rank, command)
+            processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+        try:
+            waiting = dict(enumerate(processes))
+            while waiting:
+                time.sleep(0.1)
+                for rank in [r for r, p in waiting.items() if p.poll() is not None]:
+                    if code := waiting.pop(rank).returncode:
+                        raise SystemExit(f"rank {rank} ended with {code}; its error is above")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads(_answer(folder, rank).read_text()) for rank in range(ranks)]
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    """``rank``: None in the process that the user started."""
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
+
+
+def init_rank(arguments: argparse.Namespace, ranks: int) -> None:
+    """In a rank: the default process group, over Gloo."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = f"file://{arguments.folder / 'store'}"
+    dist.init_process_group("gloo", store, rank=arguments.rank, world_size=ranks)
+
+
+def answer(arguments: argparse.Namespace, value: Any) -> None:
+    """In a rank: what ``run`` returns for it."""
+    _answer(arguments.folder, arguments.rank).write_text(json.dumps(value))
+
+
+def _answer(folder: pathlib.Path, rank: int) -> pathlib.Path:
+    return folder / f"{rank}.json"
 
 
 def bytes_sent() -> int | None:

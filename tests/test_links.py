@@ -1,0 +1,59 @@
+"""The benchmarks of links and of scale run, and bytes measured are those of the formulas."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bench import namespaces
+from bench.namespaces import Hosts, Link
+
+BENCH = pathlib.Path(__file__).parent.parent / "bench"
+
+
+def _run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCH / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_scale_counts_what_the_formulas_say(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "scale.json"
+    _run("scale.py", "--ranks", "2", "4", "--millions", "0.1", "--json", str(file))
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["ranks"] for row in rows} == {2, 4}
+    for row in rows:
+        assert row["counted"] == row["formula"] > 0, row
+        if row["interface"] is not None:  # headers and acknowledgements come on top
+            assert row["counted"] <= row["interface"] < 1.2 * row["counted"] + 50_000, row
+
+
+def test_link_compares_methods(tmp_path: pathlib.Path) -> None:
+    file, picture = tmp_path / "link.json", tmp_path / "link.png"
+    methods = ["no wire (floor)", "plain", "torch fp16", "torch powersgd r1", "onebit"]
+    shape = ["--mbit", "0", "--millions", "0.2", "--seconds", "0.1"]
+    shown = _run("link.py", *shape, "--methods", *methods, "--json", str(file), "--plot", str(picture))
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["method"] for row in rows] == methods
+    assert all(row["ms"] > 0 and row["method"] in shown for row in rows)
+    assert picture.stat().st_size > 0
+
+
+def test_hosts_are_gone_when_left() -> None:
+    link = Link(mbit=100)
+    if why := namespaces.missing(link):
+        pytest.skip(why)
+    with Hosts(2, link) as hosts:
+        names = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+        assert all(name in names for name in hosts.names)
+        qdisc = subprocess.run(
+            hosts.command(0, ["tc", "qdisc"]), capture_output=True, text=True, check=True
+        )
+        assert "tbf" in qdisc.stdout and "100Mbit" in qdisc.stdout
+    names = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+    assert not any(name in names for name in hosts.names)
