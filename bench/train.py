@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import textdata
-from bench.model import ByteModel
+from bench.tasks import TASKS, Task
 
 PHASES = ("encode", "wire", "decode")
 
@@ -27,6 +26,7 @@ class Settings:
     optimizer's default here."""
 
     codecs: tuple[str, ...]
+    task: str = "bytes"
     steps: int = 400
     batch: int = 3
     context: int = 96
@@ -38,7 +38,9 @@ class Settings:
     clip: float = 1.0
     momentum_correction: bool = False
     recipe: bool = True
+    error_feedback: bool = True  # where the codec's recipe has it
     plain: tuple[str, ...] = ()
+    min_numel: int | None = None  # None for the library's default
     text: str | None = None
     evaluations: int = 10
     held_out: int = 96  # windows that the held-out loss is taken over, by all ranks together
@@ -48,33 +50,35 @@ def work(rank: int, tell: Callable[..., None], settings: Settings) -> None:
     """Trains with each codec from the same start on the same batches. Rank 0 tells:
     ``("model", parameters)``, ``("step", codec, step, training loss)``, ``("result", result)``."""
     logging.getLogger("gradcomm").setLevel(logging.ERROR)  # the parent has said it already
-    data = textdata.load(settings.text)
     heard = tell if rank == 0 else lambda *event: None
     for index, codec in enumerate(settings.codecs):
-        result = _train(rank, index, codec, settings, data, heard)
+        result = _train(rank, index, codec, settings, heard)
         heard("result", result)
 
 
 def _train(
-    rank: int,
-    index: int,
-    codec: str,
-    settings: Settings,
-    data: tuple[torch.Tensor, torch.Tensor],
-    tell: Callable[..., None],
+    rank: int, index: int, codec: str, settings: Settings, tell: Callable[..., None]
 ) -> dict[str, Any]:
     import gradcomm
     from gradcomm.codec import parse
 
+    task: Task = TASKS[settings.task](settings, rank)
     torch.manual_seed(settings.seed)
-    ddp = DistributedDataParallel(ByteModel(settings.width, settings.depth, settings.context))
+    model = task.model()
+    with torch.no_grad():
+        task.loss(model)  # lazy layers learn their sizes; draws a batch, on every rank and run alike
+    ddp = DistributedDataParallel(model)
     tell("model", sum(p.numel() for p in ddp.parameters()))
     options: dict[str, Any] = {"plain": settings.plain or None}
+    if settings.min_numel is not None:
+        options["min_numel"] = settings.min_numel
     made, clip = parse(codec), settings.clip
     recipe = made.recipe
     if settings.recipe:
         # A short run keeps most of its steps for compression.
         options["warmup_steps"] = min(recipe.warmup_steps, settings.steps // 4)
+        if not settings.error_feedback:
+            options["error_feedback"] = False
         if recipe.error_feedback and clip:
             options["clip_norm"], clip = clip, 0.0  # local, before the memory: see gradcomm/clip.py
         if settings.optimizer == "sgd" and settings.momentum_correction and recipe.error_feedback:
@@ -85,8 +89,6 @@ def _train(
         options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
     state = gradcomm.register(ddp, made, seed=settings.seed, **options)
     optimizer, schedule = _optimizer(ddp, settings, state.momentum)
-    train, held_out = data
-    draw = torch.Generator().manual_seed(settings.seed * 1000 + rank)
     every = max(1, settings.steps // settings.evaluations)
     curve: list[dict[str, float]] = []
     times: list[float] = []
@@ -95,9 +97,9 @@ def _train(
         if step == state.warmup_steps:
             warm = state.stats()
         if step % every == 0:
-            curve.append(_evaluate(ddp, held_out, settings, rank, step, state.stats()["bytes_sent"]))
+            curve.append(_evaluate(ddp, task, step, state.stats()["bytes_sent"]))
         start = time.perf_counter()
-        loss = ddp(textdata.sample(train, settings.batch, settings.context, draw))
+        loss = task.loss(ddp)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(ddp.parameters(), clip)
@@ -107,13 +109,15 @@ def _train(
         times.append(time.perf_counter() - start)
         tell("step", index, step + 1, loss.item())
     stats = state.stats()
-    curve.append(_evaluate(ddp, held_out, settings, rank, settings.steps, stats["bytes_sent"]))
+    curve.append(_evaluate(ddp, task, settings.steps, stats["bytes_sent"]))
+    state.close()
     hashes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hashes, _hash(ddp))
     return {
         "codec": codec,
         "recipe": state.describe(),
         "global_clip": clip,
+        "measure": task.measure,
         "loss": curve[-1]["loss"],
         "curve": curve,
         "identical": len(set(hashes)) == 1,
@@ -164,24 +168,9 @@ def _optimizer(
 
 
 @torch.no_grad()
-def _evaluate(
-    ddp: DistributedDataParallel,
-    held_out: torch.Tensor,
-    settings: Settings,
-    rank: int,
-    step: int,
-    sent: int,
-) -> dict[str, float]:
-    """Held-out loss over the same windows every time, each rank a share of them."""
-    ranks = dist.get_world_size()
-    draw = torch.Generator().manual_seed(rank)
-    total = torch.zeros((), dtype=torch.float64)
-    batches = math.ceil(settings.held_out / ranks / 8)
-    for _ in range(batches):
-        # The module itself: DDP's forward would prepare for a backward that does not come.
-        total += ddp.module(textdata.sample(held_out, 8, settings.context, draw))
-    dist.all_reduce(total)
-    return {"step": step, "loss": total.item() / (ranks * batches), "bytes_sent": sent}
+def _evaluate(ddp: DistributedDataParallel, task: Task, step: int, sent: int) -> dict[str, float]:
+    # The module itself: DDP's forward would prepare for a backward that does not come.
+    return {"step": step, "loss": task.evaluate(ddp.module), "bytes_sent": sent}
 
 
 def _hash(ddp: DistributedDataParallel) -> str:
