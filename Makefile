@@ -16,7 +16,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CPP := find csrc -type f ! -name "*.py"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test simt-sanitize bench bench-link bench-scale bench-accuracy lint format clean
+.PHONY: help install demo test simt-sanitize bench bench-link bench-scale bench-accuracy results lint format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench-scale: $(VENV)/.installed  ## what a rank sends among 2 to 16 ranks, besid
 
 bench-accuracy: $(VENV)/.installed  ## does every codec still learn, over three seeds (hours)
 	$(PY) -m bench.accuracy $(ARGS)
+
+results: $(VENV)/.installed  ## measures links, scale and accuracy and writes docs/results.md (hours)
+	$(PY) -m bench.results $(ARGS)
 
 lint: $(VENV)/.installed  ## style and types, changing nothing
 	$(VENV)/bin/ruff check .

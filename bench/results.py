@@ -2,8 +2,8 @@
 
     python -m bench.results [--measure link scale accuracy] [--page-only]
 
-``make results`` measures everything, which takes hours; the page alone is made from the JSON files. Every
-figure on it is read from them.
+``make results`` measures everything, which takes hours; the page alone is made from the JSON files.
+Every figure on it is read from them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import textwrap
 from typing import Any
 
 from bench.namespaces import Link
@@ -24,28 +25,20 @@ PAGE = ROOT / "docs" / "results.md"
 PLOT = ROOT / "docs" / "link.png"
 
 COMMANDS: dict[str, list[str]] = {
-    "link": ["bench/link.py", "--mbit", "10", "100", "1000", "0", "--millions", "5", "25", "100"]
-    + ["--plot", str(PLOT.relative_to(ROOT))],
+    "link": [
+        *("bench/link.py", "--mbit", "10", "100", "1000", "0", "--millions", "5", "25", "100"),
+        *("--plot", str(PLOT.relative_to(ROOT))),
+    ],
     "scale": ["bench/scale.py"],
     "accuracy": ["-m", "bench.accuracy"],
 }
 
 #: 25 M parameters, 2 ranks: link → method → how many times as fast as plain, at least.
+TOPK = "topk:density=0.004,ramp_steps=0"
 FASTER: dict[float | None, dict[str, float]] = {
-    100: {
-        "onebit": 14,
-        "topk:density=0.004,ramp_steps=0": 20,
-        "powersgd:rank=4": 16,
-        "int8": 3.5,
-        "int4": 6.5,
-    }
+    100: {"onebit": 14, TOPK: 20, "powersgd:rank=4": 16, "int8": 3.5, "int4": 6.5}
 }
-STRONG = (
-    "onebit",
-    "topk:density=0.01,ramp_steps=0",
-    "topk:density=0.004,ramp_steps=0",
-    "powersgd:rank=4",
-)
+STRONG = ("onebit", "topk:density=0.01,ramp_steps=0", TOPK, "powersgd:rank=4")
 FLOOR, PLAIN, TORCH_POWERSGD, TORCH_FP16 = "no wire (floor)", "plain", "torch powersgd r1", "torch fp16"
 
 
@@ -69,17 +62,19 @@ def lines_of(columns: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
+def _prose(text: str) -> list[str]:
+    return [*textwrap.wrap(" ".join(text.split()), 107), ""]
+
+
 def links(data: dict[str, Any]) -> list[str]:
     """Step times, by model and link; then where no codec pays."""
     lines = ["## Step time by link", "", about(data), ""]
-    lines += [
-        "Medians of the slowest rank's step; two ranks, one core each, eight linear layers, batch 8. Ratios",
-        "are to plain DDP of the same run. Bytes are counted by the hosts' network interfaces.",
-        "`python bench/link.py` makes it.",
-        "",
-        "![step time against link rate](link.png)",
-        "",
-    ]
+    lines += _prose(
+        """Medians of the slowest rank's step; two ranks, one core each, eight linear layers, batch 8.
+        Ratios are to plain DDP of the same run. Bytes are counted by the hosts' network interfaces.
+        `python bench/link.py` makes it."""
+    )
+    lines += ["![step time against link rate](link.png)", ""]
     groups: dict[tuple[float, float | None], list[dict[str, Any]]] = {}
     for row in data["rows"]:
         groups.setdefault((row["millions"], row["mbit"]), []).append(row)
@@ -144,12 +139,12 @@ def targets(groups: dict[tuple[float, float | None], list[dict[str, Any]]]) -> l
 def scale(data: dict[str, Any]) -> list[str]:
     lines = ["## Bytes by number of ranks", "", about(data), ""]
     ranks = sorted({row["ranks"] for row in data["rows"]})
-    lines += [
-        f"What a rank sends in one exchange of {data['millions']:g} M float32. Counted bytes equal the formulas",
-        "to the byte unless marked; interface bytes (protocol included) are in bench/results/scale.json.",
-        "By hierarchy, of hosts of two ranks, what goes to other hosts. `python bench/scale.py` makes it.",
-        "",
-    ]
+    lines += _prose(
+        f"""What a rank sends in one exchange of {data["millions"]:g} M float32. Counted bytes equal the
+        formulas to the byte unless marked; interface bytes (protocol included) are in
+        bench/results/scale.json. By hierarchy, of hosts of two ranks, what goes to other hosts.
+        `python bench/scale.py` makes it."""
+    )
     by_case: dict[tuple[str, str], dict[int, str]] = {}
     for row in data["rows"]:
         shown = size(row["counted"] if row["between"] is None else row["between"])
@@ -163,27 +158,24 @@ def scale(data: dict[str, Any]) -> list[str]:
 
 def accuracy(data: dict[str, Any]) -> list[str]:
     lines = ["## Does it still learn", "", about(data), ""]
-    lines += [
-        "The recommended setting of each codec, the same hyperparameters as the 16-bit baseline. A codec",
-        "holds when its mean is within 0.5 % or one standard deviation of the baseline. `bytes` is what it",
-        "takes to come within 1 % of the baseline's end, as a share of the baseline's bytes.",
-        "`python -m bench.accuracy` makes it.",
-        "",
-    ]
+    lines += _prose(
+        """The recommended setting of each codec, hyperparameters of the 16-bit baseline. A codec holds
+        when its mean is within 0.5 % or one standard deviation of the baseline. "bytes" is what it takes
+        to come within 1 % of the baseline's end, as a share of the baseline's bytes.
+        `python -m bench.accuracy` makes it."""
+    )
     for task in data["tasks"]:
         rows = task["rows"]
         about_task = f"{task['ranks']} ranks, {task['seeds']} seeds, {task['steps']} steps"
         lines += [f"### {task['task']}: {rows[0]['measure']}, {about_task}", ""]
         cells = []
         for r in rows:
-            sd, change_sd = (r[k] for k in ("sd", "change_sd"))
+            mean, change = f"{r['mean']:.4g}", f"{r['change_percent']:+.1f}"
             cells.append(
                 [
                     f"`{r['codec']}`",
-                    f"{r['mean']:.4g}" + ("" if sd is None else f" ± {sd:.2g}"),
-                    f"{r['change_percent']:+.1f}"
-                    + ("" if change_sd is None else f" ± {change_sd:.1f}")
-                    + " %",
+                    mean if r["sd"] is None else f"{mean} ± {r['sd']:.2g}",
+                    f"{change} %" if r["sd"] is None else f"{change} ± {r['change_sd']:.1f} %",
                     "" if r["bytes_share"] is None else f"{r['bytes_share']:.2f}",
                     "yes" if r["holds"] else "**no**",
                 ]
