@@ -15,13 +15,12 @@ struct Cast {
     else return load<f32x16>(from);
   }
 
-  // Stores a row and returns what it decodes to. The halves stay in wide lanes on the way: g++ 12 takes
-  // a narrowing that is widened again apart, lane by lane.
+  // Stores a row and returns what it decodes to.
   static f32x16 store_wire(u8* to, u32x16 b) {
     if constexpr (Wire == kFloat16) {
-      const u32x16 half = f16_bits(b);
-      store(to, convert<u16x16>(half));
-      return float_of(f32_bits_of_f16(half));
+      const F16Row half = round_to_f16(float_of(b));
+      store(to, half.bits);
+      return half.value;
     } else if constexpr (Wire == kBFloat16) {
       const u32x16 half = bf16_bits(b);
       store(to, convert<u16x16>(half));

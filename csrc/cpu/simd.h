@@ -201,11 +201,54 @@ GC_INLINE u32 signs_of(i32n v) {
 
 // ---- halves in the low bits of a row, as common.cuh defines them -----------------------------------
 
+// What a row of floats becomes as binary16, and what those decode to.
+struct F16Row {
+  u16x16 bits;
+  f32x16 value;
+};
+
 template <class U>
 using FloatsLike = typename VectorOf<float, sizeof(U) / sizeof(float)>::type;
 GC_INLINE u32x16 bf16_bits(u32x16 b) {
   return by_registers([](auto part) { return gradcomm::bf16_bits(part); }, b);
 }
+GC_INLINE f32x16 float_of_bf16(u16x16 h) { return float_of(convert<u32x16>(h) << 16); }
+GC_INLINE u16x16 bf16_of_float(f32x16 x) { return convert<u16x16>(bf16_bits(bits_of(x))); }
+
+#if defined(__F16C__)
+// The processor's own conversions: they round alike, and neither flushes denormals nor heeds the mode
+// in which others are flushed. Only a NaN keeps its sign and payload there, so it is replaced before.
+using u16n = typename VectorOf<u16, kWidth>::type;
+constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+constexpr u16 kAll = 0xffff;  // lanes; with a mask, since g++ 12 warns of the plain intrinsics' innards
+
+GC_INLINE u16n f16_of_register(f32n x) {
+  const i32n m = magnitude(x);
+  const i32n b = m > i32(kInfinity) ? i32n{} + i32(kNaN) : (i32n)x;
+#if defined(__AVX512F__)
+  return (u16n)_mm512_maskz_cvtps_ph(kAll, (__m512)b, kNearest);
+#else
+  return (u16n)_mm256_cvtps_ph((__m256)b, kNearest);
+#endif
+}
+GC_INLINE f32n float_of_register(u16n h) {
+#if defined(__AVX512F__)
+  return (f32n)_mm512_maskz_cvtph_ps(kAll, (__m256i)h);
+#else
+  return (f32n)_mm256_cvtph_ps((__m128i)h);
+#endif
+}
+GC_INLINE f32x16 float_of_f16(u16x16 h) {
+  return by_registers([](auto part) { return float_of_register(part); }, h);
+}
+GC_INLINE u16x16 f16_of_float(f32x16 x) {
+  return by_registers([](auto part) { return f16_of_register(part); }, x);
+}
+GC_INLINE F16Row round_to_f16(f32x16 x) {
+  const u16x16 half = f16_of_float(x);
+  return {half, float_of_f16(half)};
+}
+#else
 GC_INLINE u32x16 f16_bits(u32x16 b) {
   return by_registers([](auto part) { return gradcomm::f16_bits<FloatsLike<decltype(part)>>(part); }, b);
 }
@@ -213,10 +256,13 @@ GC_INLINE u32x16 f32_bits_of_f16(u32x16 h) {
   return by_registers(
       [](auto part) { return gradcomm::f32_bits_of_f16<FloatsLike<decltype(part)>>(part); }, h);
 }
-
-GC_INLINE f32x16 float_of_bf16(u16x16 h) { return float_of(convert<u32x16>(h) << 16); }
-GC_INLINE u16x16 bf16_of_float(f32x16 x) { return convert<u16x16>(bf16_bits(bits_of(x))); }
 GC_INLINE f32x16 float_of_f16(u16x16 h) { return float_of(f32_bits_of_f16(convert<u32x16>(h))); }
 GC_INLINE u16x16 f16_of_float(f32x16 x) { return convert<u16x16>(f16_bits(bits_of(x))); }
+// In wide lanes on the way: g++ 12 takes a narrowing that is widened again apart, lane by lane.
+GC_INLINE F16Row round_to_f16(f32x16 x) {
+  const u32x16 half = f16_bits(bits_of(x));
+  return {convert<u16x16>(half), float_of(f32_bits_of_f16(half))};
+}
+#endif
 
 }  // namespace gradcomm::GC_ISA
