@@ -30,6 +30,8 @@ struct Args {
   const u8* payloads = nullptr;  // read by decode_mean and reduce_encode
   i64 ranks = 0;
   i64 rank_stride = 0;  // bytes from one rank's payload to the next
+
+  u32* scratch = nullptr;  // on CUDA: what csrc/cuda/run.h says that the launches need
 };
 
 }  // namespace gradcomm

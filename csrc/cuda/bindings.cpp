@@ -1,10 +1,11 @@
 // torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CUDA, over the LibTorch
 // stable ABI: one or a few launches on the caller's current stream, and nothing that waits for the
-// device. So indices of a payload are checked in the kernels (topk_block.cuh says what becomes of a
-// bad one). A format without kernels is left to the reference.
+// device. So indices of a payload are checked in the kernels (topk_block.cuh and sparse_decode.cuh say
+// what becomes of a bad one). A format without kernels is left to the reference.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
 
 #include <array>
@@ -29,13 +30,19 @@ bool has_kernels_for(const Ints& format) {
   return has_kernels(a.format);
 }
 
-void enqueue(const Job& job, Stage stage, const Tensor& on) {
+void enqueue(Job job, Stage stage, const Tensor& on) {
   const auto words = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
   STD_TORCH_CHECK(on.is_cuda(), "gradcomm: the bucket and the payloads must be on one CUDA device");
   STD_TORCH_CHECK(words(job.args.payload) && words(job.args.payloads),
                   "gradcomm: on CUDA a payload must begin at a multiple of 4 bytes");
   const int32_t device = on.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
+  // Given back on return, to be had again by what this stream runs later: after the launches.
+  std::optional<Tensor> scratch;
+  if (const int64_t bytes = scratch_bytes(job.args, stage, job.records); bytes > 0) {
+    scratch = torch::stable::new_empty(on, {bytes}, ScalarType::Byte);
+    job.args.scratch = static_cast<u32*>(scratch->mutable_data_ptr());
+  }
   void* stream = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   const char* error = run(job.args, stage, job.records, device, stream);
@@ -66,7 +73,7 @@ void reduce_encode(const Tensor& payloads, const Tensor& layout, Ints format, in
 }
 
 void topk_mask_(const Tensor& payload, const Tensor& layout, Ints format, Tensor buffer) {
-  if (!has_kernels_for(format) || format[0] != kTopKBlock)
+  if (!has_kernels_for(format))
     return call("gradcomm::reference_topk_mask_", payload, layout, format, buffer);
   enqueue(topk_mask_job(payload, layout, format, buffer), Stage::kMask, payload);
 }

@@ -12,13 +12,20 @@ struct Kernels {
   Kernel mask = nullptr;  // where a format has one
 };
 
+// Those of the sparse format, whose encode is several launches (sparse_select.cuh).
+struct SparseKernels {
+  Kernel sample[3], collect[3], refine[3], count[3], place[3], decode_mean[3], mask, segments;
+};
+
 }  // namespace gradcomm
 
-#define GC_KERNEL(name, body)                                                 \
-  extern "C" __global__ void GC_BOUNDS(gradcomm::kWarp* gradcomm::kWarpsMost) \
-      gradcomm_##name(const GC_GRID_CONSTANT gradcomm::Task t) {              \
-    body(t);                                                                  \
+// `blocks` thread blocks a processor: 3 leave a thread at most 80 registers, 2 leave it 128.
+#define GC_KERNEL_OF(blocks, name, body)                                              \
+  extern "C" __global__ void GC_BOUNDS(gradcomm::kWarp* gradcomm::kWarpsMost, blocks) \
+      gradcomm_##name(const GC_GRID_CONSTANT gradcomm::Task t) {                      \
+    body(t);                                                                          \
   }
+#define GC_KERNEL(name, body) GC_KERNEL_OF(3, name, body)
 
 #define GC_OF_TYPES(name, loop, format)                                               \
   GC_KERNEL(name##_float32, (gradcomm::loop<gradcomm::format, gradcomm::kFloat32>))   \

@@ -14,7 +14,7 @@ extern const Kernels cast_kernels, onebit_kernels, quantize2_kernels, quantize4_
 constexpr i64 kBlocksPerProcessor = 32;    // of a launch; each then takes several blocks of its format
 constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking for more
 
-// Null where a format has no kernels, or its block is more than shared memory holds.
+// Of a format whose record is a block; null where the block is more than shared memory holds.
 inline const Kernels* kernels_of(const i64* format) {
   if (format[1] * i64(sizeof(float)) > kTileBytesMost) return nullptr;
   switch (format[0]) {
@@ -49,10 +49,8 @@ struct Launch {
   unsigned grid, threads, shared_bytes;
 };
 
-// Calls enqueue(Launch, Task) for each launch, in order; they do not depend on each other. `warps`
-// and `grid_most`: of a thread block, and thread blocks of a launch.
-template <class Enqueue>
-void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid_most, Enqueue enqueue) {
+// The task of all launches of an operator, but for the records and the segments.
+inline Task task_of(const Args& a) {
   Task t{};
   std::memcpy(t.format, a.format, sizeof(t.format));
   t.block = a.block;
@@ -67,14 +65,35 @@ void for_launches(const Args& a, Kernel kernel, i64 records, int warps, i64 grid
   t.residual = a.residual;
   t.payload = a.payload;
   t.payloads = a.payloads;
-  // The segments that the records touch, kSegments a launch.
-  i64 next = find_segment(a.segments, a.num_segments, a.block_begin);
-  if (next < 0) next = 0;
-  const i64 behind = find_segment(a.segments, a.num_segments, a.block_begin + records - 1) + 1;
+  return t;
+}
+
+// The segments [next, behind) that the records touch.
+struct Touched {
+  i64 next, behind;
+};
+inline Touched touched_by(const Args& a, i64 records) {
+  const i64 next = find_segment(a.segments, a.num_segments, a.block_begin);
+  const i64 last = a.block_begin + records * a.span - 1;
+  return {next < 0 ? 0 : next, find_segment(a.segments, a.num_segments, last) + 1};
+}
+
+inline void put_segments(Task& t, const Segment* segments, i64 count) {
+  t.num_segments = count;
+  if (count > 0) std::memcpy(t.segments, segments, count * sizeof(Segment));
+}
+
+// Calls enqueue(Launch, Task) for each launch, in order; they do not depend on each other. `warps`
+// and `grid_most`: of a thread block, and thread blocks of a launch.
+template <class Enqueue>
+void for_block_launches(const Args& a, Stage stage, i64 records, int warps, i64 grid_most,
+                        Enqueue enqueue) {
+  const Kernel kernel = kernel_of(*kernels_of(a.format), stage, a.dtype);
+  Task t = task_of(a);
+  auto [next, behind] = touched_by(a, records);
   while (t.end < records) {
     const i64 left = behind - next;
-    t.num_segments = left < 0 ? 0 : left < kSegments ? left : kSegments;
-    if (t.num_segments > 0) std::memcpy(t.segments, a.segments + next, t.num_segments * sizeof(Segment));
+    put_segments(t, a.segments + next, left < 0 ? 0 : left < kSegments ? left : kSegments);
     next += t.num_segments;
     t.begin = t.end;
     t.end = next < behind ? a.segments[next].first_block - a.block_begin : records;

@@ -1,11 +1,15 @@
 #include <cuda_runtime.h>
 
-#include "launch.h"
 #include "run.h"
+#include "sparse_launch.h"
 
 namespace gradcomm {
 
-bool has_kernels(const i64* format) { return kernels_of(format) != nullptr; }
+bool has_kernels(const i64* format) { return has_kernels_for(format); }
+
+i64 scratch_bytes(const Args& args, Stage stage, i64 records) {
+  return words_of_scratch(args, stage, records) * i64(sizeof(u32));
+}
 
 const char* run(const Args& args, Stage stage, i64 records, int device, void* stream) {
   if (records == 0) return nullptr;
@@ -14,7 +18,6 @@ const char* run(const Args& args, Stage stage, i64 records, int device, void* st
   int processors = 0;
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const Kernel kernel = kernel_of(*kernels_of(args.format), stage, args.dtype);
   const auto enqueue = [&](Launch launch, Task& task) {
     if (error != cudaSuccess) return;
     void* arguments[] = {&task};
@@ -23,8 +26,7 @@ const char* run(const Args& args, Stage stage, i64 records, int device, void* st
                              static_cast<cudaStream_t>(stream));
   };
   if (error == cudaSuccess)
-    for_launches(args, kernel, records, warps_of(args.block), i64(processors) * kBlocksPerProcessor,
-                 enqueue);
+    for_launches(args, stage, records, 0, i64(processors) * kBlocksPerProcessor, enqueue);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 

@@ -8,13 +8,12 @@
 #define GC_GRID_CONSTANT
 #define GC_UNROLL(n)
 #define GC_SHARED(type, name) type* const name = static_cast<type*>(simt::shared_memory())
-#define GC_BOUNDS(threads)
+#define GC_BOUNDS(threads, blocks)
 #else
 #define GC_DEVICE __device__ __forceinline__
 #define GC_GRID_CONSTANT __grid_constant__
 #define GC_PRAGMA(x) _Pragma(#x)
 #define GC_UNROLL(n) GC_PRAGMA(unroll n)
 #define GC_SHARED(type, name) extern __shared__ type name[]
-#define GC_BOUNDS(threads)                                                                \
-  __launch_bounds__(threads, 3)  // three thread blocks a processor: at most 80 registers
+#define GC_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #endif

@@ -25,6 +25,12 @@ struct Task {
   float* residual;     // block space from record 0 on, or null
   u8* payload;         // written by encode and reduce_encode
   const u8* payloads;  // read by decode_mean and reduce_encode
+  // Of the sparse format alone (sparse_scratch.cuh).
+  u32* scratch;     // what its launches leave to one another
+  Segment* table;   // all segments, where they are more than kSegments; else null
+  i64 slab, slabs;  // elements of a slab, and slabs of a record
+  i64 step;         // refine: which digit
+  i64 flat;         // whether the bucket lies in block space from record 0 on, as a mean does
   i64 num_segments;
   Segment segments[kSegments];
 };

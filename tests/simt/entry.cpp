@@ -1,22 +1,23 @@
 // What the tests call by ctypes: an operator of csrc/cuda on the emulator. Every buffer is a copy
 // with fences around it, at the alignment that the caller's has.
-#include "simt.h"
-
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <vector>
+
+#include "simt.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
 
-#include "../../csrc/cuda/launch.h"
-#include "../../csrc/device/formats.cuh"
-
 #include "../../csrc/cuda/cast.cu"
 #include "../../csrc/cuda/onebit.cu"
 #include "../../csrc/cuda/quantize.cu"
+#include "../../csrc/cuda/sparse_launch.h"
 #include "../../csrc/cuda/topk_block.cu"
+#include "../../csrc/cuda/topk_sparse.cu"
+#include "../../csrc/device/formats.cuh"
 
 namespace {
 
@@ -88,12 +89,11 @@ struct Run {
 };
 
 // Whether there are kernels for this format.
-int simt_has(const long long* format) { return kernels_of(format) != nullptr; }
+int simt_has(const long long* format) { return has_kernels_for(format); }
 
 // One launch as it is told, over the caller's own memory: null, or what went wrong.
-const char* simt_launch(int stage, int dtype, unsigned grid, unsigned threads, unsigned shared,
+const char* simt_launch(Kernel kernel, unsigned grid, unsigned threads, unsigned shared,
                         const Task* task) {
-  const Kernel kernel = kernel_of(*kernels_of(task->format), Stage(stage), dtype);
   const std::string fault =
       simt::run({grid, threads, shared, simt::Order::kForwards, 0}, [&] { kernel(*task); });
   std::snprintf(message, sizeof(message), "%s", fault.c_str());
@@ -103,8 +103,7 @@ const char* simt_launch(int stage, int dtype, unsigned grid, unsigned threads, u
 // Null, or what went wrong.
 const char* simt_run(const Run* run) {
   Fenced bucket(run->bucket.data, run->bucket.bytes), gain(run->gain.data, run->gain.bytes),
-      residual(run->residual.data, run->residual.bytes),
-      payload(run->payload.data, run->payload.bytes),
+      residual(run->residual.data, run->residual.bytes), payload(run->payload.data, run->payload.bytes),
       payloads(run->payloads.data, run->payloads.bytes);
   Args a{};
   std::memcpy(a.format, run->format, sizeof(a.format));
@@ -123,22 +122,26 @@ const char* simt_run(const Run* run) {
   a.ranks = run->ranks;
   a.rank_stride = run->rank_stride;
   const auto stage = Stage(run->stage);
-  const Kernel kernel = kernel_of(*kernels_of(a.format), stage, a.dtype);
-  const int warps = run->warps > 0 ? int(run->warps) : warps_of(a.block);
+  a.span = record_span(a.format);
+  // Scratch begins as what the fences are made of: a word that is read before it is written shows.
+  std::vector<u8> fresh(words_of_scratch(a, stage, run->records) * sizeof(u32), 0xff);
+  Fenced scratch(fresh.empty() ? nullptr : fresh.data(), i64(fresh.size()));
+  a.scratch = scratch.at<u32>();
   std::string fault;
-  for_launches(a, kernel, run->records, warps, run->grid, [&](Launch launch, const Task& task) {
+  const auto enqueue = [&](Launch launch, const Task& task) {
     if (!fault.empty()) return;
     fault = simt::run(
         {launch.grid, launch.threads, launch.shared_bytes, simt::Order(run->order), u64(run->seed)},
         [&] { launch.kernel(task); });
-  });
+  };
+  for_launches(a, stage, run->records, int(run->warps), run->grid, enqueue);
   bool good = bucket.close(stage == Stage::kDecodeMean);
+  good = scratch.close(true) && good;
   good = gain.close(false) && good;
   good = residual.close(true) && good;
   good = payload.close(true) && good;
   good = payloads.close(false) && good;
-  if (fault.empty() && !good)
-    fault = "a kernel wrote outside its buffers, or what it may only read";
+  if (fault.empty() && !good) fault = "a kernel wrote outside its buffers, or what it may only read";
   std::snprintf(message, sizeof(message), "%s", fault.c_str());
   return fault.empty() ? nullptr : message;
 }

@@ -84,6 +84,7 @@ void resume(Lane& lane) {
 const char* name(Call call) {
   return call == Call::kSyncThreads ? "__syncthreads"
          : call == Call::kSyncWarp  ? "__syncwarp"
+         : call == Call::kBallot    ? "__ballot_sync"
                                     : "__shfl_sync";
 }
 std::string at(const Lane& lane) {
@@ -104,19 +105,21 @@ std::string complete_warp(Lane& lane) {
     if (!(lane.mask >> l & 1u)) continue;
     if (warp + l >= lanes.size()) return "mask names a lane that there is not: " + at(lane);
     const Lane& other = lanes[warp + l];
-    if (other.state == Lane::kDone)
-      return who(other) + " has exited, others wait for it: " + at(lane);
+    if (other.state == Lane::kDone) return who(other) + " has exited, others wait for it: " + at(lane);
     if (other.call != lane.call || other.line != lane.line || other.mask != lane.mask)
       return who(other) + " came to " + at(other) + " where " + who(lane) + " came to " + at(lane) +
              (other.mask != lane.mask ? " (the masks differ)" : "");
   }
   std::string fault;
+  uint64_t ballot = 0;
+  for (unsigned l = 0; l < kWarp; ++l)
+    if (lane.mask >> l & 1u) ballot |= uint64_t(machine.lanes[warp + l].value != 0) << l;
   for (unsigned l = 0; l < kWarp; ++l) {
     if (!(lane.mask >> l & 1u)) continue;
     Lane& other = machine.lanes[warp + l];
     if (other.source < 0 || other.source >= int(kWarp) || !(lane.mask >> other.source & 1u))
       fault = who(other) + " reads a lane that is not in the mask: " + at(other);
-    else other.result = machine.lanes[warp + other.source].value;
+    else other.result = lane.call == Call::kBallot ? ballot : machine.lanes[warp + other.source].value;
   }
   for (unsigned l = 0; l < kWarp; ++l)
     if (lane.mask >> l & 1u) machine.lanes[warp + l].state = Lane::kReady;
@@ -140,11 +143,9 @@ std::string complete() {
   for (const Lane& lane : machine.lanes)
     if (lane.state == Lane::kWaiting && first == nullptr) first = &lane;
   for (const Lane& lane : machine.lanes) {
-    if (lane.state == Lane::kDone)
-      return who(lane) + " has exited, others wait for it: " + at(*first);
+    if (lane.state == Lane::kDone) return who(lane) + " has exited, others wait for it: " + at(*first);
     if (lane.line != first->line)
-      return who(lane) + " came to " + at(lane) + " where " + who(*first) + " came to " +
-             at(*first);
+      return who(lane) + " came to " + at(lane) + " where " + who(*first) + " came to " + at(*first);
   }
   for (Lane& lane : machine.lanes) lane.state = Lane::kReady;
   return "";

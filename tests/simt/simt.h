@@ -1,7 +1,7 @@
 // A small SIMT machine: the CUDA kernels on a CPU, compiled by g++. Every lane is a fiber; it runs
-// until it meets a collective (__syncthreads, __syncwarp, __shfl_*_sync), where it waits until all
-// lanes that must take part have come. A lane that is missing, has exited, or came to another call
-// is an error. Between collectives lanes run in a chosen order: what depends on it was not
+// until it meets a collective (__syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync), where it
+// waits until all lanes that must take part have come. A lane that is missing, has exited, or came to
+// another call is an error. Between collectives lanes run in a chosen order: what depends on it was not
 // synchronized.
 //
 // Shared memory is filled with NaNs before each thread block and has fences around it that are
@@ -43,10 +43,10 @@ struct Here {
 };
 const Here& here();
 
-enum class Call { kSyncThreads, kSyncWarp, kShuffle };
+enum class Call { kSyncThreads, kSyncWarp, kShuffle, kBallot };
 
 // Waits for the lanes of `mask` (of all threads: kSyncThreads) and returns the value that lane
-// `source` of this warp gave.
+// `source` of this warp gave; of kBallot a bit for each lane of the mask whose value is not 0.
 uint64_t meet(Call call, unsigned mask, uint64_t value, int source, int line);
 
 template <class T>
@@ -80,3 +80,18 @@ template <class T>
 T __shfl_sync(unsigned mask, T x, int source, int line = __builtin_LINE()) {
   return simt::shuffle(mask, x, source, line);
 }
+inline unsigned __ballot_sync(unsigned mask, bool x, int line = __builtin_LINE()) {
+  return unsigned(simt::meet(simt::Call::kBallot, mask, x, int(threadIdx.x % 32), line));
+}
+
+// Lanes take turns and thread blocks run one after another: an atomic is a plain operation, and a
+// fence has nothing to order.
+template <class T>
+T atomicAdd(T* at, T x) {
+  const T old = *at;
+  *at = old + x;
+  return old;
+}
+inline void __threadfence() {}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
