@@ -58,14 +58,18 @@ if "--build" in sys.argv and __name__ == "__main__":
 
 import gradcomm  # noqa: E402
 from gradcomm.ops import (  # noqa: E402
+    EXACT,
     FLOAT16,
+    FLOAT32,
     INT8,
+    THRESHOLD,
     CastFormat,
     Format,
     Layout,
     OneBitFormat,
     QuantizeFormat,
     TopKBlockFormat,
+    TopKSparseFormat,
     native,
     nvrtc,
 )
@@ -98,6 +102,8 @@ def check(operators: dict[str, Callable[..., None]]) -> list[str]:
         TopKBlockFormat(1600, 100),
         TopKBlockFormat(480, 30, 5, FLOAT16),
         TopKBlockFormat(4112, 257, 3, INT8),
+        TopKSparseFormat(512, 2, 30),
+        TopKSparseFormat(48, 3, 144, INT8, THRESHOLD),
     ]
     for format in [*FORMATS, *topk]:
         for seed, special in enumerate(SPECIAL):
@@ -129,7 +135,8 @@ def stages(operators: dict[str, Callable[..., None]], format: Format, g: torch.T
     """What is timed on this gradient, and the bytes that it must move for an element."""
     numel, width = g.numel(), g.element_size()
     layout, ints = Layout.of([(0, numel)], format.block), format.ints()
-    size, table = layout.blocks * format.record_bytes, layout.table
+    records = -(-layout.blocks // format.span)
+    size, table = records * format.record_bytes, layout.table
     wire = size / numel
     e = torch.zeros(layout.blocks * format.block, device="cuda")
     payload = torch.zeros(1, size, dtype=torch.uint8, device="cuda")
@@ -156,6 +163,9 @@ def stages(operators: dict[str, Callable[..., None]], format: Format, g: torch.T
 
 
 def rows(operators: dict[str, Callable[..., None]], numel: int) -> list[dict[str, object]]:
+    def whole_chunk(select: int) -> Format:
+        return TopKSparseFormat(512, -(-numel // 512), max(1, numel // 100), FLOAT32, select)
+
     formats = {
         "onebit": (OneBitFormat(512), 0.85),
         "int8": (QuantizeFormat(512, 8), 0.85),
@@ -164,6 +174,8 @@ def rows(operators: dict[str, Callable[..., None]], numel: int) -> list[dict[str
         "int2": (QuantizeFormat(512, 2), None),
         "fp16": (CastFormat(512, 1), None),
         "block top-k 1 %": (TopKBlockFormat(1600, 100), 0.8),
+        "exact top-k 1 %": (whole_chunk(EXACT), 0.3),
+        "threshold 1 %": (whole_chunk(THRESHOLD), None),
     }
     out: list[dict[str, object]] = []
     a, b = (torch.randn(numel, device="cuda") for _ in range(2))

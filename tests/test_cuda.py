@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from gradcomm.ops import (
+    EXACT,
     FLOAT16,
     INT8,
+    THRESHOLD,
     Format,
     OneBitFormat,
     TopKBlockFormat,
@@ -37,7 +39,9 @@ ALL = [
     TopKBlockFormat(1600, 100),
     TopKBlockFormat(480, 30, 5, FLOAT16),
     TopKBlockFormat(4112, 257, 3, INT8),
-    TopKSparseFormat(128, 4, 9),  # no kernels: the reference, on the GPU
+    TopKSparseFormat(512, 2, 30),
+    TopKSparseFormat(48, 3, 144, INT8, THRESHOLD),
+    TopKBlockFormat(16 * 769, 769),  # no kernels: the reference, on the GPU
 ]
 formats = pytest.mark.parametrize("format", ALL, ids=str)
 
@@ -124,8 +128,32 @@ def test_mask(ops: OnDevice, format: TopKBlockFormat | TopKSparseFormat) -> None
 
 
 @executors
-def test_nothing_waits_and_a_graph_can_capture_it(ops: OnDevice) -> None:
-    format = OneBitFormat(512)
+def test_a_large_sparse_chunk(ops: OnDevice) -> None:
+    for select in (EXACT, THRESHOLD):
+        format = TopKSparseFormat(512, 6000, 30_000, INT8, select)
+        bucket = bucket_of(format, [1_000_001, 2_000_000], [3], 1)
+        source, results = gradient(bucket.numel, torch.float32, "plain", 1), []
+        for each in (ops, reference):
+            payload, residual = bucket.payload(), bucket.residual()
+            each.encode(source, bucket.layout.table, format.ints(), residual, payload, None, 5)
+            results.append((payload, residual))
+        assert all(same_bytes(a, b) for a, b in zip(*results, strict=True))
+
+
+@executors
+def test_orthogonalize(ops: OnDevice) -> None:
+    for shape in ((3, 4, 5000), (1, 32, 700), (40, 2, 33)):
+        ours = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        theirs, again = ours.clone(), ours.clone()
+        for rows in (ours, again):
+            ops._call("orthogonalize_", -1, rows)
+        reference.orthogonalize_(theirs)
+        assert torch.equal(ours, again) and torch.allclose(ours, theirs, atol=1e-6)
+
+
+@executors
+@pytest.mark.parametrize("format", [OneBitFormat(512), TopKSparseFormat(512, 100, 500)], ids=str)
+def test_nothing_waits_and_a_graph_can_capture_it(ops: OnDevice, format: Format) -> None:
     bucket = bucket_of(format, [5000, 3, 70000], [3], 2)
     source = gradient(bucket.numel, torch.float32, "plain", 1)
     expected, kept = bucket.payload(), bucket.residual()

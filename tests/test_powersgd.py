@@ -6,11 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradcomm import ops
 from gradcomm.codec import PowerSGD
 from gradcomm.codec.base import Scratch, Turn
-from gradcomm.codec.powersgd import orthogonalize
 from gradcomm.memory import Memory
 from gradcomm.part import Part, Slice
+
+
+def orthogonalize(rows: Tensor) -> Tensor:
+    rows = rows.clone(memory_format=torch.contiguous_format)
+    ops.orthogonalize_(rows)
+    return rows
 
 
 def part_of(codec: PowerSGD, *shapes: tuple[int, ...]) -> Part:

@@ -17,7 +17,7 @@
 namespace gradcomm {
 namespace {
 
-constexpr int64_t kVersion = 3;  // gradcomm/ops/native.py expects the same
+constexpr int64_t kVersion = 4;  // gradcomm/ops/native.py expects the same
 
 // Nothing has been written when this throws.
 void check_indices(const Args& a, int64_t records) {

@@ -1,7 +1,7 @@
-// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_} on CUDA, over the LibTorch
-// stable ABI: one or a few launches on the caller's current stream, and nothing that waits for the
-// device. So indices of a payload are checked in the kernels (topk_block.cuh and sparse_decode.cuh say
-// what becomes of a bad one). A format without kernels is left to the reference.
+// torch.ops.gradcomm.{encode, decode_mean, reduce_encode, topk_mask_, orthogonalize_} on CUDA, over
+// the LibTorch stable ABI: one or a few launches on the caller's current stream, and nothing that waits
+// for the device. So indices of a payload are checked in the kernels (topk_block.cuh and
+// sparse_decode.cuh say what becomes of a bad one). A format without kernels is left to the reference.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -16,7 +16,7 @@
 namespace gradcomm {
 namespace {
 
-constexpr int64_t kVersion = 3;  // gradcomm/ops/native.py expects the same
+constexpr int64_t kVersion = 4;  // gradcomm/ops/native.py expects the same
 
 // Calls an operator of gradcomm/ops/schemas.py that runs on the reference.
 template <class... Arguments>
@@ -30,23 +30,33 @@ bool has_kernels_for(const Ints& format) {
   return has_kernels(a.format);
 }
 
+// The device of a tensor, made current, and the caller's stream there.
+struct Here {
+  explicit Here(const Tensor& on) : device(on.get_device_index()), guard(device) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  }
+  int32_t device;
+  torch::stable::accelerator::DeviceGuard guard;
+  void* stream = nullptr;
+};
+
+void check_launch(const char* error) {
+  STD_TORCH_CHECK(error == nullptr, "gradcomm: a CUDA kernel could not be launched: ", error);
+}
+
 void enqueue(Job job, Stage stage, const Tensor& on) {
   const auto words = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
   STD_TORCH_CHECK(on.is_cuda(), "gradcomm: the bucket and the payloads must be on one CUDA device");
   STD_TORCH_CHECK(words(job.args.payload) && words(job.args.payloads),
                   "gradcomm: on CUDA a payload must begin at a multiple of 4 bytes");
-  const int32_t device = on.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const Here here(on);
   // Given back on return, to be had again by what this stream runs later: after the launches.
   std::optional<Tensor> scratch;
   if (const int64_t bytes = scratch_bytes(job.args, stage, job.records); bytes > 0) {
     scratch = torch::stable::new_empty(on, {bytes}, ScalarType::Byte);
     job.args.scratch = static_cast<u32*>(scratch->mutable_data_ptr());
   }
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  const char* error = run(job.args, stage, job.records, device, stream);
-  STD_TORCH_CHECK(error == nullptr, "gradcomm: a CUDA kernel could not be launched: ", error);
+  check_launch(run(job.args, stage, job.records, here.device, here.stream));
 }
 
 void encode(const Tensor& source, const Tensor& layout, Ints format, std::optional<Tensor> residual,
@@ -78,6 +88,15 @@ void topk_mask_(const Tensor& payload, const Tensor& layout, Ints format, Tensor
   enqueue(topk_mask_job(payload, layout, format, buffer), Stage::kMask, payload);
 }
 
+void orthogonalize_(Tensor rows) {
+  check_plain(Place::of(rows), rows, "rows", ScalarType::Float, 3);
+  const Matrices m{static_cast<float*>(rows.mutable_data_ptr()), rows.size(0), rows.size(1),
+                   rows.size(2)};
+  if (m.rows > kRowsMost) return call("gradcomm::reference_orthogonalize_", rows);
+  const Here here(rows);
+  check_launch(run_orthogonalize(m, here.device, here.stream));
+}
+
 bool has(Ints format) { return has_kernels_for(format); }
 int64_t version() { return kVersion; }
 
@@ -88,6 +107,7 @@ STABLE_TORCH_LIBRARY_IMPL(gradcomm, CUDA, m) {
   m.impl("decode_mean", TORCH_BOX(&decode_mean));
   m.impl("reduce_encode", TORCH_BOX(&reduce_encode));
   m.impl("topk_mask_", TORCH_BOX(&topk_mask_));
+  m.impl("orthogonalize_", TORCH_BOX(&orthogonalize_));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gradcomm, m) {

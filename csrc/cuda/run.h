@@ -1,6 +1,7 @@
 // What the bindings call: operators as launches on a stream. Free of torch and of CUDA's headers.
 #pragma once
 #include "../args.h"
+#include "matrices.cuh"
 
 namespace gradcomm {
 
@@ -17,5 +18,8 @@ i64 scratch_bytes(const Args& args, Stage stage, i64 records);
 // the layout's are of the device; payloads begin at a multiple of 4 bytes. The layout is copied at
 // once.
 const char* run(const Args& args, Stage stage, i64 records, int device, void* stream);
+
+// Enqueues gradcomm_orthogonalize, for up to kRowsMost rows.
+const char* run_orthogonalize(const Matrices& matrices, int device, void* stream);
 
 }  // namespace gradcomm

@@ -79,7 +79,8 @@ GC_DEVICE bool mean_of_tile(const Task& t, i64 r, i64 tile, i64 tiles, float* me
   const topk_sparse::Wire w = topk_sparse::wire(t.format);
   const bool exact = t.format[5] == topk_sparse::kExact;
   const float inverse = 1.0f / float(t.ranks);
-  const i64 begin = tile * kTileElements;
+  const i64 begin = tile * kTileElements, left = chunk_elements(t) - begin;
+  const i64 places = left < kTileElements ? left : kTileElements;
   const int thread = int(threadIdx.x), threads = int(blockDim.x), warps = threads / kWarp;
   for (int i = thread; i < kTileElements; i += threads) mean[i] = 0.0f;
   if (thread == 0) *broken = 0;
@@ -104,7 +105,7 @@ GC_DEVICE bool mean_of_tile(const Task& t, i64 r, i64 tile, i64 tiles, float* me
       const u32* const at = told + n * kRuns;
       const auto add = [&](i64 i) {
         const i64 place = i64(entries.index(i)) - begin;
-        if (place >= 0 && place < kTileElements) mean[place] = mean[place] + entries.value(i, inverse);
+        if (place >= 0 && place < places) mean[place] = mean[place] + entries.value(i, inverse);
         else *broken = 1;
       };
       for (i64 i = at[0] + thread; i < at[1]; i += threads) add(i);

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gradcomm import ops
 from gradcomm.random import key_of
 
 from .base import Codec, Recipe, Turn
@@ -119,7 +120,7 @@ class PowerSGD(Codec):
         sum_flat = turn.scratch.get("q", (q_flat.numel(),), torch.float32, device)
         sums = _batches(sum_flat, [(g.count, g.rank, g.m) for g in groups])
         for m, p, q, wrong in zip(ms, ps, sums, bad, strict=True):
-            p.copy_(orthogonalize(p.masked_fill(wrong, 0.0)))
+            ops.orthogonalize_(p.masked_fill_(wrong, 0.0))
             torch.bmm(p, m, out=q)
             if turn.error_feedback:
                 m.baddbmm_(p.transpose(1, 2), q.masked_fill(wrong, 0.0), alpha=-1)
@@ -156,13 +157,13 @@ class PowerSGD(Codec):
         self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, bad: Tensor
     ) -> None:
         """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
-        if not bool(bad.any()):
-            return
-        for i, (first, numel) in enumerate(part.layout.places()):
-            if bool(bad[i]):
-                m = flat[first : first + numel].view(views[i].shape)
-                g = views[i].float() if gain is None else views[i].float() * gain
-                m.sub_(g).nan_to_num_(0.0, 0.0, 0.0)
+        if not flat.is_cuda and not bool(bad.any()):
+            return  # to ask a GPU would be to wait for it
+        for (first, numel), view, wrong in zip(part.layout.places(), views, bad.float(), strict=True):
+            m = flat[first : first + numel].view(view.shape)
+            # Where nothing is wrong the gradient is finite, and this adds zero.
+            m.addcmul_(view.float(), wrong if gain is None else wrong * gain, value=-1)
+            m.nan_to_num_(0.0, 0.0, 0.0)
 
     def _q(self, part: Part, turn: Turn, groups: list[_Group], device: torch.device) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
@@ -184,23 +185,6 @@ class PowerSGD(Codec):
             for k, (first, numel) in zip(part.keys, places, strict=True):
                 flat[first : first + numel] = draw(k, numel, turn.step)
         return flat
-
-
-def orthogonalize(p: Tensor) -> Tensor:
-    """Orthonormal rows that span those of ``p``, ``[batch, r, n]``, in its dtype.
-
-    Cholesky QR twice (Yamamoto et al. 2015), in float64, of unit rows, the Gram matrix shifted. A row
-    that depends on those before it comes out as zero, nearly: made a unit vector again it would count
-    their direction twice. A zero row stays zero. No branch depends on the data, so a GPU never waits.
-    """
-    x = p.double()
-    eye = torch.eye(p.size(1), dtype=torch.float64, device=p.device)
-    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
-    x = torch.where(norm > 0, x / norm, 0.0)
-    for _ in range(2):
-        factor, _ = torch.linalg.cholesky_ex(x @ x.transpose(1, 2) + 1e-12 * eye)
-        x = torch.linalg.solve_triangular(factor, x, upper=False)
-    return x.to(p.dtype)
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:

@@ -25,3 +25,4 @@ encode = torch.ops.gradcomm.encode
 decode_mean = torch.ops.gradcomm.decode_mean
 reduce_encode = torch.ops.gradcomm.reduce_encode
 topk_mask_ = torch.ops.gradcomm.topk_mask_
+orthogonalize_ = torch.ops.gradcomm.orthogonalize_

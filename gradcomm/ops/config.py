@@ -34,7 +34,10 @@ def show_config() -> None:
     for name, state in executors().items():
         print(f"  {name:13} {state}")
     names = ", ".join(nvrtc.FAMILIES.values())
-    print(f"  kernels on CUDA: {names} (blocks up to 12288 elements); on the reference there: all else")
+    print(
+        f"  kernels on CUDA: {names} (blocks up to 12288 elements; topk_sparse of any), orthogonalize (up "
+        "to 32 rows); on the reference there: all else"
+    )
 
 
 # Where nvcc built nothing and CuPy can, the kernels are compiled when they are first wanted.

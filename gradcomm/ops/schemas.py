@@ -25,6 +25,13 @@ A native library registers its kernels for a device on top (``native.py``).
     ``[chunks, chunk bytes]``, a top-k format) sent: the momentum factor masking of Deep Gradient
     Compression (Lin et al. 2018, section 3.2: u <- u masked by what was not sent).
 
+``orthogonalize_(rows)``
+    ``rows``: float32 ``[matrices, rows, columns]``, contiguous; becomes orthonormal rows that span those
+    it held, matrix by matrix: Cholesky QR twice (Yamamoto et al. 2015), in float64, of unit rows, the
+    Gram matrix shifted. A row that depends on those before it becomes zero, nearly: made a unit vector
+    again it would count their direction twice. A zero row stays zero. CUDA has a kernel for up to 32
+    rows, which sums in another order than the reference: its result is near, and the same every time.
+
 All raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
 dtype, layout or format, and decoders on an index outside its block. On CUDA, where to look at an
 index would be to wait for the device, a kernel makes such an index a NaN in its block instead.
@@ -43,6 +50,7 @@ SCHEMAS = (
     "reduce_encode(Tensor payloads, Tensor layout, int[] format, int block_begin, "
     "Tensor(a!)? residual, Tensor(b!) payload, int key) -> ()",
     "topk_mask_(Tensor payload, Tensor layout, int[] format, Tensor(a!) buffer) -> ()",
+    "orthogonalize_(Tensor(a!) rows) -> ()",
 )
 
 _library = torch.library.Library("gradcomm", "DEF")

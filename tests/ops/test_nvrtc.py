@@ -7,24 +7,36 @@ import pytest
 import torch
 
 import gradcomm
-from gradcomm.ops import CastFormat, Layout, OneBitFormat, QuantizeFormat, TopKBlockFormat, nvrtc
+from gradcomm.ops import (
+    CastFormat,
+    Layout,
+    OneBitFormat,
+    QuantizeFormat,
+    TopKBlockFormat,
+    TopKSparseFormat,
+    nvrtc,
+)
+from gradcomm.ops.checks import Job
+from gradcomm.ops.nvrtc import compiler, plan
+from gradcomm.ops.nvrtc.task import Task
 
 FORMATS = {
-    0: [CastFormat(512)],
-    1: [OneBitFormat(512)],
-    2: [QuantizeFormat(512, bits) for bits in (2, 4, 8)],
-    3: [TopKBlockFormat(1600, 100)],
+    "cast": [CastFormat(512)],
+    "onebit": [OneBitFormat(512)],
+    "quantize": [QuantizeFormat(512, bits) for bits in (2, 4, 8)],
+    "topk_block": [TopKBlockFormat(1600, 100)],
+    "topk_sparse": [TopKSparseFormat(512, 4, 20)],
 }
 
 
-def compile_for(family: int, arch: str) -> bytes:
+def compile_for(source: str, arch: str) -> bytes:
     """A cubin, by NVIDIA's own Python binding."""
     rtc = pytest.importorskip(
         "cuda.bindings.nvrtc", reason="cuda-bindings or nvidia-cuda-nvrtc is missing"
     )
-    error, program = rtc.nvrtcCreateProgram(nvrtc.source(family).encode(), b"kernel.cu", 0, [], [])
+    error, program = rtc.nvrtcCreateProgram(compiler.text(source).encode(), b"kernel.cu", 0, [], [])
     assert error == 0
-    flags = [option.encode() for option in nvrtc.options(arch)]
+    flags = [option.encode() for option in compiler.options(arch)]
     (error,) = rtc.nvrtcCompileProgram(program, len(flags), flags)
     _, size = rtc.nvrtcGetProgramLogSize(program)
     log = b" " * size
@@ -37,23 +49,28 @@ def compile_for(family: int, arch: str) -> bytes:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("family", nvrtc.FAMILIES)
-def test_kernels_compile_without_a_gpu(family: int, arch: str) -> None:
-    cubin = compile_for(family, arch)
-    for format in FORMATS[family]:
-        for stage in nvrtc.STAGES[: 4 if isinstance(format, TopKBlockFormat) else 3]:
-            for dtype in nvrtc._TYPE_NAMES if stage in ("encode", "decode_mean") else (None,):
-                assert nvrtc.kernel_name(format, stage, dtype).encode() in cubin
+@pytest.mark.parametrize("source", compiler.SOURCES)
+def test_kernels_compile_without_a_gpu(source: str, arch: str) -> None:
+    cubin = compile_for(source, arch)
+    names = [name for format in FORMATS.get(source, []) for name in plan.kernels(format)]
+    for name in names or [f"gradcomm_{source}"]:
+        assert name.encode() + b"\0" in cubin
+
+
+def test_every_kernel_of_csrc_is_compiled() -> None:
+    found = {file.stem for file in (compiler.sources() / "cuda").glob("*.cu")} - {"run"}
+    assert found == set(compiler.SOURCES)
 
 
 def test_every_record_is_in_one_launch() -> None:
     layout = Layout.of([(300 * i, 1 + i) for i in range(290)], 128)
     rows = layout.table.tolist()
     for begin, records in ((0, layout.blocks), (0, layout.blocks + 5), (7, 200), (layout.blocks + 3, 4)):
-        found = nvrtc.launches(nvrtc.Task(block_begin=begin), rows, records)
+        job = Job(OneBitFormat(128), rows, layout.blocks, records)
+        found = plan.launches("encode", job, torch.float32, Task(block_begin=begin), 1000)
         at = 0
-        for task, count in found:
-            assert task.begin == at and task.end == at + count
+        for task in (launch.task for launch in found):
+            assert task.begin == at
             at = task.end
             segments = [task.segments[4 * i : 4 * i + 4] for i in range(task.num_segments)]
             for block in range(begin + task.begin, begin + task.end):

@@ -13,6 +13,7 @@
 
 #include "../../csrc/cuda/cast.cu"
 #include "../../csrc/cuda/onebit.cu"
+#include "../../csrc/cuda/orthogonalize.cu"
 #include "../../csrc/cuda/quantize.cu"
 #include "../../csrc/cuda/sparse_launch.h"
 #include "../../csrc/cuda/topk_block.cu"
@@ -96,6 +97,19 @@ const char* simt_launch(Kernel kernel, unsigned grid, unsigned threads, unsigned
                         const Task* task) {
   const std::string fault =
       simt::run({grid, threads, shared, simt::Order::kForwards, 0}, [&] { kernel(*task); });
+  std::snprintf(message, sizeof(message), "%s", fault.c_str());
+  return fault.empty() ? nullptr : message;
+}
+
+// In place; null, or what went wrong.
+const char* simt_orthogonalize(float* data, i64 count, i64 rows, i64 columns, unsigned grid,
+                               unsigned warps, int order, u64 seed) {
+  Fenced matrices(data, count * rows * columns * i64(sizeof(float)));
+  const Matrices m{matrices.at<float>(), count, rows, columns};
+  std::string fault =
+      simt::run({grid, warps * kWarp, kOrthogonalizeBytes, simt::Order(order), seed},
+                [&] { orthogonalize_kernel(m); });
+  if (!matrices.close(true) && fault.empty()) fault = "a kernel wrote outside its matrices";
   std::snprintf(message, sizeof(message), "%s", fault.c_str());
   return fault.empty() ? nullptr : message;
 }

@@ -11,12 +11,14 @@ import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradcomm.ops import format_of
+from gradcomm.ops import checks
+from gradcomm.ops.checks import Job
 
 HERE = pathlib.Path(__file__).parent
 FLAGS = [
@@ -93,44 +95,61 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.library.simt_run.restype = ctypes.c_char_p
+        self.library.simt_orthogonalize.restype = ctypes.c_char_p
 
     def has(self, format: list[int]) -> bool:
         return bool(self.library.simt_has((ctypes.c_longlong * 6)(*format)))
 
-    def _run(
-        self,
-        stage: int,
-        written: list[Tensor | None],
-        numbers: dict[str, int],
-        format: list[int],
-        layout: Tensor,
-        **tensors: Tensor | None,
-    ) -> None:
+    def _orders(self, written: list[Tensor | None], run: Callable[[int], bytes | None]) -> None:
+        """Runs in every order; the written tensors must come out the same."""
         before = [None if t is None else t.clone() for t in written]
         results: list[list[Tensor]] = []
         for order in range(len(ORDERS)):
             for t, b in zip(written, before, strict=True):
                 if t is not None and b is not None:
                     t.copy_(b)
-            run = _Run(
-                stage=stage,
-                order=order,
-                seed=self.seed,
-                warps=self.warps,
-                grid=self.grid,
-                num_segments=layout.size(0),
-                format=(ctypes.c_longlong * 6)(*format),
-                layout=_Buffer.of(layout),
-                **numbers,
-                **{name: _Buffer.of(t) for name, t in tensors.items()},
-            )
-            fault = self.library.simt_run(ctypes.byref(run))
+            fault = run(order)
             if fault is not None:
                 raise Fault(f"{ORDERS[order]}: {fault.decode()}")
             results.append([t.view(torch.uint8).clone() for t in written if t is not None])
         for name, other in zip(ORDERS[1:], results[1:], strict=True):
             if not all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True)):
                 raise Fault(f"lanes running {name} give other bytes than lanes running forwards")
+
+    def _run(
+        self,
+        stage: int,
+        job: Job,
+        layout: Tensor,
+        written: list[Tensor | None],
+        dtype: torch.dtype = torch.float32,
+        payloads: Tensor | None = None,
+        block_begin: int = 0,
+        key: int = 0,
+        **tensors: Tensor | None,
+    ) -> None:
+        def run(order: int) -> bytes | None:
+            arguments = _Run(
+                stage=stage,
+                dtype=_TYPES.index(dtype),
+                records=job.records,
+                block_begin=block_begin,
+                ranks=1 if payloads is None else payloads.size(0),
+                rank_stride=0 if payloads is None else payloads[0].numel(),
+                num_segments=layout.size(0),
+                key=key % 2**64,
+                format=(ctypes.c_longlong * 6)(*job.format.ints()),
+                warps=self.warps,
+                grid=self.grid,
+                order=order,
+                seed=self.seed,
+                layout=_Buffer.of(layout),
+                payloads=_Buffer.of(payloads),
+                **{name: _Buffer.of(t) for name, t in tensors.items()},
+            )
+            return self.library.simt_run(ctypes.byref(arguments))  # type: ignore[no-any-return]
+
+        self._orders(written, run)
 
     def encode(
         self,
@@ -142,37 +161,15 @@ class Machine:
         gain: Tensor | None,
         key: int,
     ) -> None:
-        fmt = format_of(format)
-        numbers = {
-            "dtype": _TYPES.index(source.dtype),
-            "records": payload.numel() // fmt.record_bytes,
-            "key": key % 2**64,
-        }
-        self._run(
-            0,
-            [residual, payload],
-            numbers,
-            format,
-            layout,
-            bucket=source,
-            gain=gain,
-            residual=residual,
-            payload=payload,
-        )
+        job = checks.encode(source, layout, format, residual, payload, gain)
+        tensors = {"bucket": source, "gain": gain, "residual": residual, "payload": payload}
+        self._run(0, job, layout, [residual, payload], source.dtype, key=key, **tensors)
 
     def decode_mean(
         self, payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
     ) -> None:
-        fmt = format_of(format)
-        stride = payloads.size(1) * payloads.size(2)
-        numbers = {
-            "dtype": _TYPES.index(out.dtype),
-            "records": stride // fmt.record_bytes,
-            "ranks": payloads.size(0),
-            "rank_stride": stride,
-            "block_begin": block_begin,
-        }
-        self._run(1, [out], numbers, format, layout, bucket=out, payloads=payloads)
+        job = checks.decode_mean(payloads, layout, format, block_begin, out)
+        self._run(1, job, layout, [out], out.dtype, payloads, block_begin, bucket=out)
 
     def reduce_encode(
         self,
@@ -184,26 +181,21 @@ class Machine:
         payload: Tensor,
         key: int,
     ) -> None:
-        fmt = format_of(format)
-        stride = payloads.size(1) * payloads.size(2)
-        numbers = {
-            "records": stride // fmt.record_bytes,
-            "key": key % 2**64,
-            "ranks": payloads.size(0),
-            "rank_stride": stride,
-            "block_begin": block_begin,
-        }
-        self._run(
-            2,
-            [residual, payload],
-            numbers,
-            format,
-            layout,
-            residual=residual,
-            payload=payload,
-            payloads=payloads,
-        )
+        job = checks.reduce_encode(payloads, layout, format, block_begin, residual, payload)
+        tensors = {"residual": residual, "payload": payload}
+        written = [residual, payload]
+        self._run(2, job, layout, written, torch.float32, payloads, block_begin, key, **tensors)
 
     def topk_mask_(self, payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
-        numbers = {"records": payload.numel() // format_of(format).record_bytes, "ranks": 1}
-        self._run(3, [buffer], numbers, format, layout, residual=buffer, payloads=payload)
+        job = checks.topk_mask_(payload, layout, format, buffer)
+        self._run(3, job, layout, [buffer], payloads=payload.unsqueeze(0), residual=buffer)
+
+    def orthogonalize_(self, rows: Tensor) -> None:
+        checks.orthogonalize_(rows)
+
+        def run(order: int) -> bytes | None:
+            data, sizes = ctypes.c_void_p(rows.data_ptr()), map(ctypes.c_longlong, rows.shape)
+            shape = (self.grid, self.warps or 8, order, ctypes.c_ulonglong(self.seed))
+            return self.library.simt_orthogonalize(data, *sizes, *shape)  # type: ignore[no-any-return]
+
+        self._orders([rows], run)

@@ -8,6 +8,7 @@
 // checked behind it. Under AddressSanitizer the fences are poisoned, so that reading them is caught
 // as well.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>

@@ -17,6 +17,7 @@ from gradcomm.ops import (
     FLOAT16,
     FLOAT32,
     INT8,
+    THRESHOLD,
     Format,
     OneBitFormat,
     TopKBlockFormat,
@@ -34,6 +35,8 @@ KERNELS = [
     TopKBlockFormat(480, 30, 5, FLOAT16),
     TopKBlockFormat(112, 7, 7, INT8),
     TopKBlockFormat(4112, 257, 3, INT8),
+    TopKSparseFormat(512, 2, 30),
+    TopKSparseFormat(48, 3, 144, INT8, THRESHOLD),
 ]
 formats = pytest.mark.parametrize("format", KERNELS, ids=str)
 
@@ -81,8 +84,10 @@ def test_a_row_out_of_bounds_becomes_nan_and_touches_nothing(library: ctypes.CDL
     assert int((out[:480] != right[:480]).sum()) <= 2
 
 
-@pytest.mark.parametrize("format", [f for f in KERNELS if isinstance(f, TopKBlockFormat)], ids=str)
-def test_mask(library: ctypes.CDLL, format: TopKBlockFormat) -> None:
+@pytest.mark.parametrize(
+    "format", [f for f in KERNELS if isinstance(f, TopKBlockFormat | TopKSparseFormat)], ids=str
+)
+def test_mask(library: ctypes.CDLL, format: TopKBlockFormat | TopKSparseFormat) -> None:
     bucket = bucket_of(format, [1, format.block + 3, 3 * format.block - 1], [2], 2)
     payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
     source = gradient(bucket.numel, torch.float32, "non-finite", 6)
@@ -93,9 +98,8 @@ def test_mask(library: ctypes.CDLL, format: TopKBlockFormat) -> None:
 
 
 def test_formats_without_kernels_are_left_to_the_reference(library: ctypes.CDLL) -> None:
-    simt = Machine(library)
+    simt, without = Machine(library), TopKBlockFormat(16 * 769, 769)
     assert all(simt.has(format.ints()) for format in KERNELS)
-    assert not simt.has(TopKSparseFormat(512, 2, 3).ints())
-    assert not simt.has(TopKBlockFormat(16 * 769, 769).ints())
-    for format in [*KERNELS, TopKSparseFormat(512, 2, 3), TopKBlockFormat(16 * 769, 769)]:
+    assert not simt.has(without.ints())
+    for format in [*KERNELS, without]:
         assert nvrtc.has_kernels(format) == simt.has(format.ints())

@@ -11,14 +11,17 @@ from cases import bucket_of, gradient, same_bytes
 from compare import check_decoders, check_encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_equal_bytes import runs
+from test_equal_bytes import decoded, runs
 
 from gradcomm.ops import (
+    INT8,
+    THRESHOLD,
     CastFormat,
     Format,
     OneBitFormat,
     QuantizeFormat,
     TopKBlockFormat,
+    TopKSparseFormat,
     nvrtc,
     reference,
 )
@@ -34,6 +37,8 @@ FORMATS = [
     OneBitFormat(128),
     QuantizeFormat(128, 4, True, True),
     TopKBlockFormat(480, 30, 2),
+    TopKSparseFormat(112, 4, 50),
+    TopKSparseFormat(512, 3, 20, INT8, THRESHOLD),
 ]
 formats = pytest.mark.parametrize("format", FORMATS, ids=str)
 
@@ -41,26 +46,22 @@ formats = pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.fixture
 def jit(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> object:
     library.simt_launch.restype = ctypes.c_char_p
-    types_ = [None, *nvrtc._TYPE_NAMES]
 
     def launch(
-        format: Format,
-        stage: str,
-        dtype: torch.dtype | None,
+        source: str,
+        kernel: str,
         device: int,
         grid: int,
         threads: int,
         shared: int,
-        task: nvrtc.Task,
+        argument: ctypes.Structure,
     ) -> None:
-        number = max(0, types_.index(dtype) - 1)
-        fault = library.simt_launch(
-            nvrtc.STAGES.index(stage), number, grid, threads, shared, ctypes.byref(task)
-        )
+        function = ctypes.cast(getattr(library, kernel), ctypes.c_void_p)
+        fault = library.simt_launch(function, grid, threads, shared, ctypes.byref(argument))
         assert fault is None, fault
 
-    monkeypatch.setattr(nvrtc, "_launch", launch)
-    monkeypatch.setattr(nvrtc, "_processors", lambda device: 1)
+    monkeypatch.setattr(nvrtc.compiler, "launch", launch)
+    monkeypatch.setattr(nvrtc.compiler, "processors", lambda device: 1)
     return types.SimpleNamespace(**nvrtc.OPERATORS)
 
 
@@ -72,8 +73,8 @@ def test_equal_to_the_reference(jit: object, format: Format, run: dict, ranks: i
     check_decoders(jit, format, run, ranks)
 
 
-def test_mask(jit: object) -> None:
-    format = TopKBlockFormat(480, 30, 2)
+@pytest.mark.parametrize("format", FORMATS[3:], ids=str)
+def test_mask(jit: object, format: Format) -> None:
     bucket = bucket_of(format, [1, 483, 1439], [2], 2)
     payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
     source = gradient(bucket.numel, torch.float32, "plain", 6)
@@ -83,11 +84,28 @@ def test_mask(jit: object) -> None:
     assert torch.equal(*buffers)
 
 
-def test_more_segments_than_a_launch_takes(jit: object) -> None:
-    format = OneBitFormat(128)
+@pytest.mark.parametrize("format", [OneBitFormat(128), TopKSparseFormat(16, 700, 300)], ids=str)
+def test_more_segments_than_a_launch_takes(jit: object, format: Format) -> None:
     bucket = bucket_of(format, [1 + i % 300 for i in range(250)], [1, 0, 2], 3)
     source = gradient(bucket.numel, torch.float32, "plain", 3)
-    ours, theirs = bucket.payload(), bucket.payload()
-    jit.encode(source, bucket.layout.table, format.ints(), None, ours, None, 0)
-    reference.encode(source, bucket.layout.table, format.ints(), None, theirs, None, 0)
-    assert same_bytes(ours, theirs)
+    table, ints, results = bucket.layout.table, format.ints(), []
+    for ops in (jit, reference):
+        payload = bucket.payload()
+        ops.encode(source, table, ints, None, payload, None, 0)
+        again = torch.zeros(3 * bucket.chunk_bytes, dtype=torch.uint8)
+        ops.reduce_encode(payload.unsqueeze(0), table, ints, 0, None, again, 0)
+        results.append((payload, decoded(ops, bucket, payload.unsqueeze(0)), again))
+    assert all(same_bytes(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_orthogonalize(jit: object) -> None:
+    rows = torch.randn(3, 4, 70, generator=torch.Generator().manual_seed(0))
+    ours, theirs = rows.clone(), rows.clone()
+    jit.orthogonalize_(ours)
+    reference.orthogonalize_(theirs)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+    wide = torch.randn(1, 33, 40)
+    ours, theirs = wide.clone(), wide.clone()
+    jit.orthogonalize_(ours)  # no kernel: the reference
+    reference.orthogonalize_(theirs)
+    assert torch.equal(ours, theirs)

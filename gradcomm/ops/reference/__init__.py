@@ -26,8 +26,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..format import Format, format_of
+from .. import checks
+from ..format import Format
 from . import cast, onebit, quantize, topk_block, topk_sparse
+from .orthogonalize import orthogonalize_ as orthogonalize_
 
 _FAMILIES: dict[int, ModuleType] = {
     0: cast,
@@ -36,58 +38,6 @@ _FAMILIES: dict[int, ModuleType] = {
     3: topk_block,
     4: topk_sparse,
 }
-_FAR = 2**40  # no block or segment lies or reaches beyond: kFar in csrc/cpu/bindings.cpp
-_BUCKET_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(f"gradcomm: {message}")
-
-
-def _plain(t: Tensor, name: str, dtype: torch.dtype, dim: int) -> None:
-    _check(
-        t.dtype == dtype and t.dim() == dim and t.is_contiguous(),
-        f"{name} must be a contiguous {dtype} of {dim} dimensions, not {t.dtype} {list(t.shape)}",
-    )
-
-
-def _bucket(t: Tensor, name: str) -> None:
-    _check(
-        t.dtype in _BUCKET_DTYPES and t.dim() == 1 and t.is_contiguous(),
-        f"{name} must be contiguous, one-dimensional and float32, float16 or bfloat16, not {t.dtype} "
-        f"{list(t.shape)}",
-    )
-
-
-def _rows(layout: Tensor, format: Format, bucket_numel: int | None) -> tuple[list[list[int]], int]:
-    """The table as lists, checked, and the number of blocks that it needs."""
-    _plain(layout, "layout", torch.int64, 2)
-    _check(layout.size(1) == 4, f"layout must have 4 columns, not {layout.size(1)}")
-    rows, following = layout.tolist(), 0
-    for i, (offset, numel, first, _) in enumerate(rows):
-        inside = bucket_numel is None or offset + numel <= bucket_numel
-        _check(
-            1 <= numel <= _FAR and offset >= 0 and inside,
-            f"segment {i} of the layout (offset {offset}, {numel} elements) leaves the bucket of "
-            f"{bucket_numel} elements",
-        )
-        _check(
-            following <= first <= _FAR,
-            f"segment {i} of the layout begins at block {first}, inside "
-            "the segment before it or out of reach",
-        )
-        following = first - (-numel // format.block)
-    return rows, following
-
-
-def _records(format: Format, chunk_bytes: int) -> int:
-    size = format.record_bytes
-    _check(
-        chunk_bytes % size == 0,
-        f"a chunk of {chunk_bytes} bytes is no whole number of records of {size} bytes",
-    )
-    return chunk_bytes // size
 
 
 def _blocks(
@@ -148,28 +98,15 @@ def encode(
     key: int,
 ) -> None:
     """See ``schemas.py``."""
-    fmt = format_of(format)
-    _bucket(source, "source")
-    _plain(payload, "payload", torch.uint8, 2)
-    _check(
-        gain is None or (gain.dtype == torch.float32 and gain.numel() == 1), "gain must be one float32"
-    )
-    rows, needed = _rows(layout, fmt, source.numel())
-    blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
-    _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
-    p = torch.zeros(blocks * fmt.block, device=source.device)
+    job = checks.encode(source, layout, format, residual, payload, gain)
+    fmt, rows = job.format, job.rows
+    p = torch.zeros(job.blocks * fmt.block, device=source.device)
     for offset, numel, first, _ in rows:
         p[first * fmt.block : first * fmt.block + numel] = source[offset : offset + numel].float()
     if gain is not None:
         p *= gain
     kept = torch.zeros_like(p)
     if residual is not None:
-        _plain(residual, "residual", torch.float32, 1)
-        _check(
-            residual.numel() >= needed * fmt.block,
-            f"the residual has {residual.numel()} elements; {needed} blocks of {fmt.block} need "
-            f"{needed * fmt.block}",
-        )
         used = min(residual.numel(), kept.numel())
         kept[:used] = residual[:used]
         p += kept
@@ -183,9 +120,6 @@ def _check_indices(records: Tensor, fmt: Format) -> None:
 
 
 def _mean(payloads: Tensor, fmt: Format) -> Tensor:
-    _plain(payloads, "payloads", torch.uint8, 3)
-    _check(payloads.size(0) >= 1, "payloads must come from one rank or more")
-    _records(fmt, payloads.size(2))
     records = payloads.reshape(payloads.size(0), -1, fmt.record_bytes)
     _check_indices(records, fmt)
     mean: Tensor = _FAMILIES[fmt.family].mean(records, fmt)
@@ -196,10 +130,8 @@ def decode_mean(
     payloads: Tensor, layout: Tensor, format: list[int], block_begin: int, out: Tensor
 ) -> None:
     """See ``schemas.py``."""
-    fmt = format_of(format)
-    _bucket(out, "out")
-    rows, _ = _rows(layout, fmt, out.numel())
-    _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
+    job = checks.decode_mean(payloads, layout, format, block_begin, out)
+    fmt, rows = job.format, job.rows
     flat = _mean(payloads, fmt).view(-1)
     begin, end = block_begin * fmt.block, block_begin * fmt.block + flat.numel()
     for offset, numel, first, _ in rows:
@@ -219,27 +151,14 @@ def reduce_encode(
     key: int,
 ) -> None:
     """See ``schemas.py``."""
-    fmt = format_of(format)
-    rows, _ = _rows(layout, fmt, None)
-    _check(0 <= block_begin <= _FAR, f"block_begin is {block_begin}")
-    _plain(payload, "payload", torch.uint8, 1)
+    job = checks.reduce_encode(payloads, layout, format, block_begin, residual, payload)
+    fmt, rows = job.format, job.rows
     mean = _mean(payloads, fmt)
-    _check(
-        payload.numel() == payloads.size(1) * payloads.size(2),
-        f"the payload has {payload.numel()} bytes; the chunk needs "
-        f"{payloads.size(1) * payloads.size(2)}",
-    )
     counts, _ = _blocks(rows, fmt, block_begin, mean.size(0))
     inside = torch.arange(fmt.block) < counts.unsqueeze(-1)
     p = torch.where(inside.to(mean.device), mean, 0.0).view(-1)
     kept = torch.zeros_like(p)
     if residual is not None:
-        _plain(residual, "residual", torch.float32, 1)
-        _check(
-            residual.numel() >= p.numel(),
-            f"the residual has {residual.numel()} elements; {mean.size(0)} blocks of {fmt.block} "
-            f"need {p.numel()}",
-        )
         kept.copy_(residual[: p.numel()])
         p = p + kept
     _encode(p, kept, fmt, residual, payload, rows, key, block_begin)
@@ -247,21 +166,11 @@ def reduce_encode(
 
 def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tensor) -> None:
     """See ``schemas.py``."""
-    fmt = format_of(format)
-    family = _FAMILIES[fmt.family]
-    _check(hasattr(family, "sent"), f"topk_mask_ needs a top-k format, not family {fmt.family}")
-    _check(buffer.dtype == torch.float32, f"buffer must be float32, not {buffer.dtype}")
-    rows, needed = _rows(layout, fmt, None)
-    blocks = payload.size(0) * _records(fmt, payload.size(1)) * fmt.span
-    _check(blocks >= needed, f"the payload holds {blocks} blocks; the layout needs {needed}")
-    _check(
-        buffer.numel() >= needed * fmt.block,
-        f"the buffer has {buffer.numel()} elements; {needed} blocks of {fmt.block} need "
-        f"{needed * fmt.block}",
-    )
+    job = checks.topk_mask_(payload, layout, format, buffer)
+    fmt, rows = job.format, job.rows
     records = payload.reshape(-1, fmt.record_bytes)
     _check_indices(records.unsqueeze(0), fmt)
-    sent = family.sent(records, fmt).view(-1)
+    sent = _FAMILIES[fmt.family].sent(records, fmt).view(-1)
     for _, numel, first, _ in rows:
         inside = slice(first * fmt.block, first * fmt.block + numel)
         buffer[inside] = torch.where(sent[inside], 0.0, buffer[inside])
