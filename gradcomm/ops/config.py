@@ -35,8 +35,8 @@ def show_config() -> None:
         print(f"  {name:13} {state}")
     names = ", ".join(nvrtc.FAMILIES.values())
     print(
-        f"  kernels on CUDA: {names} (blocks up to 12288 elements; topk_sparse of any), orthogonalize (up "
-        "to 32 rows); on the reference there: all else"
+        f"  kernels on CUDA: {names} (blocks up to 12288 elements; topk_sparse: of any size), "
+        "orthogonalize (up to 32 rows); on the reference there: all else"
     )
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import types
-
 import pytest
 import torch
 from cases import bucket_of, gradient, same_bytes
@@ -22,7 +19,6 @@ from gradcomm.ops import (
     QuantizeFormat,
     TopKBlockFormat,
     TopKSparseFormat,
-    nvrtc,
     reference,
 )
 
@@ -41,28 +37,6 @@ FORMATS = [
     TopKSparseFormat(512, 3, 20, INT8, THRESHOLD),
 ]
 formats = pytest.mark.parametrize("format", FORMATS, ids=str)
-
-
-@pytest.fixture
-def jit(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> object:
-    library.simt_launch.restype = ctypes.c_char_p
-
-    def launch(
-        source: str,
-        kernel: str,
-        device: int,
-        grid: int,
-        threads: int,
-        shared: int,
-        argument: ctypes.Structure,
-    ) -> None:
-        function = ctypes.cast(getattr(library, kernel), ctypes.c_void_p)
-        fault = library.simt_launch(function, grid, threads, shared, ctypes.byref(argument))
-        assert fault is None, fault
-
-    monkeypatch.setattr(nvrtc.compiler, "launch", launch)
-    monkeypatch.setattr(nvrtc.compiler, "processors", lambda device: 1)
-    return types.SimpleNamespace(**nvrtc.OPERATORS)
 
 
 @formats

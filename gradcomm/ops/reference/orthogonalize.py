@@ -1,4 +1,4 @@
-"""Orthonormal rows of small matrices, in PyTorch; csrc/cuda/orthogonalize.cuh is the same by a kernel."""
+"""Orthonormal rows of small matrices, in PyTorch; by a kernel: csrc/cuda/orthogonalize.cuh."""
 
 from __future__ import annotations
 
