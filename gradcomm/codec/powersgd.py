@@ -97,7 +97,7 @@ class PowerSGD(Codec):
         device = bucket.device
         # M = g + e, in the residual's own memory.
         if turn.error_feedback:
-            flat = turn.memory.flat("residual", part, device)
+            flat = turn.memory.flat("residual", part)
         else:
             flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
@@ -156,13 +156,13 @@ class PowerSGD(Codec):
         self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, bad: Tensor
     ) -> None:
         """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
-        if not bool(bad.any()):
-            return
-        for i, (first, numel) in enumerate(part.layout.places()):
-            if bool(bad[i]):
-                m = flat[first : first + numel].view(views[i].shape)
-                g = views[i].float() if gain is None else views[i].float() * gain
-                m.sub_(g).nan_to_num_(0.0, 0.0, 0.0)
+        if not flat.is_cuda and not bool(bad.any()):
+            return  # to ask a GPU would be to wait for it
+        for (first, numel), view, wrong in zip(part.layout.places(), views, bad.float(), strict=True):
+            m = flat[first : first + numel].view(view.shape)
+            # Where nothing is wrong the gradient is finite, and this adds zero.
+            m.addcmul_(view.float(), wrong if gain is None else wrong * gain, value=-1)
+            m.nan_to_num_(0.0, 0.0, 0.0)
 
     def _q(self, part: Part, turn: Turn, groups: list[_Group], device: torch.device) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
@@ -171,8 +171,11 @@ class PowerSGD(Codec):
         places = list(zip(firsts, numels, strict=True))
 
         def draw(key: int, numel: int, step: int) -> Tensor:
+            # By the CPU, whose generator is the same everywhere; a copy from pinned memory makes no host
+            # wait.
             generator = torch.Generator().manual_seed(key_of(key, numel, step))
-            return torch.randn(numel, generator=generator).to(device)
+            drawn = torch.randn(numel, generator=generator, pin_memory=device.type == "cuda")
+            return drawn.to(device, non_blocking=True)
 
         flat = turn.memory.flat_or_none("q", part)
         if flat is None:

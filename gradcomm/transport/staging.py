@@ -79,7 +79,7 @@ class Staged:
     ) -> None:
         self.inner = inner
         self.rank, self.size = inner.rank, inner.size
-        self._piece = piece
+        self._device, self._piece = device, piece
         self._copies: Copies = CudaCopies(device) if copies is None else copies
         self._slots = [_Slot(self._copies), _Slot(self._copies)]
         self._stored: Callable[[], None] = lambda: None  # waits for the last call's copies to the device
@@ -138,6 +138,9 @@ class Staged:
 
     def all_gather_object(self, item: Any) -> list[Any]:
         return self.inner.all_gather_object(item)
+
+    def split(self, members: list[list[int]]) -> Staged:
+        return Staged(self.inner.split(members), self._device, self._piece, self._copies)
 
     def close(self) -> None:
         for slot in self._slots:
