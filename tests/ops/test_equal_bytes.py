@@ -146,7 +146,7 @@ def test_payload_and_residual_add_up(format: Format, ops: object, run: dict) -> 
         source = gradient(bucket.numel, run["dtype"], run["special"], run["seed"] + step)
         p = bucket.to_blocks(source.float()) * (1.0 if run["gain"] is None else run["gain"]) + old
         sent = bucket.to_blocks(decoded(ops, bucket, payload.unsqueeze(0)))
-        finite = torch.isfinite(sent) & inside
+        finite = torch.isfinite(sent) & torch.isfinite(p) & inside
         error = (left.double() + sent.double() - p.double()).abs()
         allowed = 2.0**-23 * torch.maximum(p.abs(), sent.abs()).double() + 1e-44
         assert (error <= allowed)[finite].all()
