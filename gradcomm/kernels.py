@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from gradcomm.codec import Codec, RecordCodec
-from gradcomm.ops import native, nvrtc
+from gradcomm.ops import Format, native, nvrtc
 
 logger = logging.getLogger("gradcomm")
 
@@ -18,21 +18,33 @@ _told: set[tuple[str, str]] = set()
 def prepare(codecs: Iterable[Codec], device: torch.device) -> None:
     """Compiles the CUDA kernels of ``codecs`` where no library holds them, so that the first backward
     does not wait for it. Warns, once a codec, where there is no way to have them: the codec is then run
-    by the reference, right and slow."""
-    if device.type != "cuda" or native.cuda_missing is None:
+    by the reference, which is right and slow."""
+    if device.type != "cuda":
         return
-    why = nvrtc.fault()
     for codec in codecs:
         if not isinstance(codec, RecordCodec):
             continue
-        if why is None:
-            nvrtc.prepare(codec.format(1, 0), device)
-        elif (codec.name, why) not in _told:
-            _told.add((codec.name, why))
+        format = codec.format(1, 0)
+        why = _fault(format)
+        if why is None and native.cuda_missing is not None:
+            nvrtc.prepare(format, device)
+        elif why is not None and (codec.spec(), why) not in _told:
+            _told.add((codec.spec(), why))
             logger.warning(
-                "gradcomm: %s on %s runs on the slow PyTorch reference: %s; compiled at run time: %s",
-                codec.name,
+                "gradcomm: %s on %s runs on the PyTorch reference, which is slow and makes the host wait: "
+                "%s",
+                codec.spec(),
                 device,
-                native.cuda_missing,
                 why,
             )
+
+
+def _fault(format: Format) -> str | None:
+    """Why there are no kernels for this format, or None."""
+    if native.cuda_missing is None:
+        there = bool(torch.ops.gradcomm.cuda_has_kernels(format.ints()))
+    elif why := nvrtc.fault():
+        return f"{native.cuda_missing}; kernels compiled at run time: {why}"
+    else:
+        there = nvrtc.has_kernels(format)
+    return None if there else "gradcomm has no CUDA kernels for these options"

@@ -181,6 +181,7 @@ def test_kernels_are_compiled_when_the_hook_is_built(monkeypatch: pytest.MonkeyP
     prepare([parse("onebit"), parse("none"), parse("powersgd"), parse("int4")], device)
     assert compiled == [(OneBitFormat(512), device), (QuantizeFormat(512, 4), device)]
     monkeypatch.setattr(native, "cuda_missing", None)
+    monkeypatch.setattr(torch.ops.gradcomm, "cuda_has_kernels", lambda ints: True, raising=False)
     prepare([parse("onebit")], device)
     prepare([parse("onebit")], CPU)
     assert len(compiled) == 2
@@ -192,9 +193,14 @@ def test_without_kernels_it_says_once_that_it_will_be_slow(
     monkeypatch.setattr(native, "cuda_missing", "the library was not built")
     monkeypatch.setattr(nvrtc, "fault", lambda: "CuPy is not installed")
     for _ in range(2):
-        prepare([parse("onebit"), parse("none")], torch.device("cuda", 0))
-    (said,) = [r.getMessage() for r in caplog.records if "slow PyTorch reference" in r.getMessage()]
-    assert "onebit on cuda:0" in said and "not built" in said and "CuPy is not installed" in said
+        prepare([parse("onebit:block=256"), parse("none")], torch.device("cuda", 0))
+    monkeypatch.setattr(native, "cuda_missing", None)
+    monkeypatch.setattr(torch.ops.gradcomm, "cuda_has_kernels", lambda ints: False, raising=False)
+    prepare([parse("topk:rows=4000,k=1")], torch.device("cuda", 0))
+    said = [r.getMessage() for r in caplog.records if "PyTorch reference" in r.getMessage()]
+    assert len(said) == 2
+    assert "block=256 on cuda:0" in said[0] and "not built" in said[0] and "CuPy is not" in said[0]
+    assert "rows=4000" in said[1] and "no CUDA kernels for these options" in said[1]
 
 
 class Unguarded(TorchFunctionMode):
