@@ -31,8 +31,7 @@ def prepare(codecs: Iterable[Codec], device: torch.device) -> None:
         elif why is not None and (codec.spec(), why) not in _told:
             _told.add((codec.spec(), why))
             logger.warning(
-                "gradcomm: %s on %s runs on the PyTorch reference, which is slow and makes the host wait: "
-                "%s",
+                "gradcomm: %s on %s runs on the PyTorch reference, slowly, and the host waits: %s",
                 codec.spec(),
                 device,
                 why,

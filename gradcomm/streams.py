@@ -63,10 +63,3 @@ class Streams:
     def future(self) -> torch.futures.Future[Tensor]:
         """Completed under a stream, it makes the streams of those who wait for it wait for that one."""
         return torch.futures.Future() if self.on_cpu else torch.futures.Future(devices=[self.device])
-
-
-def indexed(device: torch.device) -> torch.device:
-    """The device by type and index: of ``cuda`` alone, the current one."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.device(device.type, torch.get_device_module(device).current_device())

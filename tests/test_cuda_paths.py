@@ -30,6 +30,7 @@ from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport import GroupTransport, Staged
 from gradcomm.transport.group import own_group
+from gradcomm.transport.hosts import HostsTransport
 
 from .models import CODECS, small_model, train, train_registered
 from .ranks import RankError, Ranks
@@ -223,11 +224,12 @@ class Unguarded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        dim = 0
         for i in index if isinstance(index, tuple) else (index,):
-            dim = 0  # an integer takes its dimension away
             if isinstance(i, slice):
                 begin, end, _ = i.indices(tensor.size(dim))
                 tensor = tensor.narrow(dim, begin, max(0, end - begin))
+                dim += 1
             else:
                 tensor = tensor.select(dim, i)
         return tensor
@@ -250,6 +252,9 @@ class Alone:
 
     def all_gather_object(self, item: Any) -> list[Any]:
         return [item] * self.size
+
+    def split(self, members: list[list[int]]) -> Alone:
+        return Alone(len(members[0]))
 
     def close(self) -> None:
         pass
@@ -277,13 +282,16 @@ def test_nothing_asks_a_gpu_for_a_value_or_strays_to_the_cpu(text: str, dtype: t
         stride = torch.empty(shape, device="meta").stride()
         slices.append(Slice(key, offset, shape.numel(), shape, stride, True))
         offset += shape.numel()
-    exchanges = [e for e in ("reduce", "gather", "shard") if e in codec.exchanges]
-    for exchange in exchanges:
-        ranks, device = 3, torch.device("cuda", 0)
+    for exchange in codec.exchanges:
+        ranks, device = 4, torch.device("cuda", 0)
+        transport: Any = Alone(ranks)
         compressed = Part(codec, exchange, slices[:3], whole=False)
         rest = Part(parse("none"), "reduce", slices[3:], whole=False)
+        if exchange == "hierarchy":
+            transport = HostsTransport(transport, [[0, 1], [2, 3]])
+            compressed.pieces(2, compressed.chunk_blocks(ranks) * 2)  # kept: their tables are no fakes
         runner = Runner(
-            transport=Alone(ranks),
+            transport=transport,
             memory=Memory(ranks, device),
             clip=Clip("auto"),
             warmup_steps=0,
