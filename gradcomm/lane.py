@@ -97,7 +97,7 @@ class Lane(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Does what was submitted, on the device too, and ends. Nothing can be submitted after it."""
+        """Does what was submitted, and ends. Nothing can be submitted after it."""
 
     @abc.abstractmethod
     def _wait(self) -> None:
@@ -129,7 +129,7 @@ class StreamLane(Lane):
 
     def close(self) -> None:
         if self._last is not None:
-            self._last.synchronize()
+            self._last.synchronize()  # what a communicator still does must be over before it is freed
 
 
 class ThreadLane(Lane):
