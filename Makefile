@@ -11,7 +11,9 @@ export OMP_NUM_THREADS ?= 1
 PY := $(VENV)/bin/python
 # The pin of torch lives in pyproject.toml alone.
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+# So does the list of what makes an nvcc.
+NVCC := $(shell sed -n '/^cuda-build = /,/]/p' pyproject.toml | grep -o '"[^"]*"')
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc cmake -type f)
 
 CPP := find csrc -type f ! -name "*.py"
 
@@ -83,5 +85,8 @@ $(VENV)/.installed: $(NATIVE) | $(PY)
 	$(PY) -c 'from scikit_build_core.build import get_requires_for_build_editable as needs; \
 	  print(*needs({}), sep="\n")' > $(VENV)/needs.txt
 	$(PY) -m pip install --quiet -r $(VENV)/needs.txt
+	@command -v nvcc >/dev/null || ! command -v c++ >/dev/null || { \
+	  echo "Installing nvcc, since none is on the PATH"; set -x; $(PY) -m pip install --quiet $(NVCC); } || \
+	  echo "No nvcc for this machine: CUDA code is not compiled"
 	$(PY) -m pip install --quiet --no-build-isolation -e ".[dev,bench]"
 	@touch $@

@@ -1,12 +1,21 @@
-"""Checks the CUDA kernels against the reference with ==, and times each beside a device copy.
+"""Everything that only a GPU can show, in one run of under five minutes, as JSON.
 
     python bench/gpu.py [--build] [--nvrtc] [--numel 67108864] [--json FILE]
 
 ``--build`` compiles the libraries with CMake into gradcomm/lib first (needs nvcc), ``--nvrtc`` takes
-the run-time compiled kernels in their place. A row's "of copy": the bytes that a fused kernel must
-move (read g, read and write e, the payload) over its time, as a share of the rate at which
-``b.copy_(a)`` of float32 moves its 8 bytes an element in the same run. "at least" is the goal. The
-script ends with 1 where bytes differ. Under five minutes.
+the run-time compiled kernels in their place. Then:
+
+1. every kernel against the reference with ==, at odd sizes and special values;
+2. each kernel's time beside a device copy. "of copy": the bytes that a fused kernel must move (read g,
+   read and write e, the payload) over its time, as a share of the rate at which ``b.copy_(a)`` of
+   float32 moves its 8 bytes an element in the same run; "at least" is the goal. And how many launches
+   the whole encode of a 25 MiB bucket takes;
+3. DDP with every codec (``gpu_train.py``): NCCL on one rank, where nothing may make the host wait; Gloo
+   on two ranks that share the GPU, which must end alike; and the same gradients on CPU and GPU, whose
+   means must be equal bit for bit;
+4. compute-sanitizer's memcheck and racecheck over small sizes, where the tool is installed.
+
+Ends with 1 where anything is wrong, with 2 where there is no GPU or are no kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +24,23 @@ import argparse
 import datetime
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+STARTED = time.monotonic()
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
 
 RANKS = 2
+BUDGET = 285.0  # seconds for all of it
 
 
 def build() -> None:
@@ -90,8 +104,23 @@ def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def check(operators: dict[str, Callable[..., None]]) -> list[str]:
-    """Runs over odd sizes and special values, against the reference; what differs."""
+def launches(run: Callable[[], object]) -> int | None:
+    """Kernels that a call launches, as torch's profiler sees them; None where it sees nothing."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    on_device = [e for e in seen.key_averages() if e.device_type.name == "CUDA"]
+    kernels = sum(e.count for e in on_device if not e.key.startswith("Mem"))
+    return kernels or None
+
+
+def check(operators: dict[str, Callable[..., None]], quick: bool = False) -> list[str]:
+    """Runs over odd sizes and special values, against the reference; what differs. ``quick``: over
+    usual values alone."""
     from cases import FORMATS, SPECIAL
     from compare import check_decoders, check_encode
 
@@ -106,7 +135,7 @@ def check(operators: dict[str, Callable[..., None]]) -> list[str]:
         TopKSparseFormat(48, 3, 144, INT8, THRESHOLD),
     ]
     for format in [*FORMATS, *topk]:
-        for seed, special in enumerate(SPECIAL):
+        for seed, special in enumerate(SPECIAL[:1] if quick else SPECIAL):
             for dtype in (torch.float32, torch.float16, torch.bfloat16):
                 run = {
                     "sizes": [(0, 1), (0, 31), (0, 33), (1, -1), (1, 0), (1, 1), (3, 0)],
@@ -202,17 +231,49 @@ def rows(operators: dict[str, Callable[..., None]], numel: int) -> list[dict[str
     return out
 
 
+def encode_launches(operators: dict[str, Callable[..., None]]) -> dict[str, int | None]:
+    """Of a bucket of 25 MiB of float32, by format."""
+    g = torch.randn(25 << 18, device="cuda")
+    formats = {"onebit": OneBitFormat(512), "int8": QuantizeFormat(512, 8), "cast": CastFormat(512, 1)}
+    formats["block top-k 1 %"] = TopKBlockFormat(1600, 100)
+    return {name: launches(stages(operators, f, g)["encode"][0]) for name, f in formats.items()}
+
+
+def sanitize(nvrtc_too: list[str], seconds: float) -> tuple[dict[str, str], list[str]]:
+    """What compute-sanitizer says of every kernel at small sizes, and what is wrong."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if tool is None:
+        return {"none": "compute-sanitizer is not installed"}, []
+    said, wrong = {}, []
+    end = time.monotonic() + seconds
+    for check_for in ("memcheck", "racecheck"):
+        command = [tool, "--tool", check_for, "--error-exitcode", "9"]
+        command += [sys.executable, __file__, "--check-only", *nvrtc_too]
+        left = end - time.monotonic()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, left))
+        except subprocess.TimeoutExpired:
+            said[check_for] = f"not done within {left:.0f} s"
+            continue
+        lines = (done.stdout + done.stderr).splitlines()
+        said[check_for] = next((x for x in reversed(lines) if "SUMMARY" in x), f"exit {done.returncode}")
+        if done.returncode != 0:
+            wrong.append(f"{check_for}: exit {done.returncode}: {lines[-30:]}")
+    return said, wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--nvrtc", action="store_true")
+    parser.add_argument("--check-only", action="store_true", help="the first step, at few values")
     parser.add_argument("--numel", type=int, default=1 << 26)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("no CUDA device", file=sys.stderr)
+        print("bench/gpu.py needs a CUDA GPU and a CUDA build of torch; there is none", file=sys.stderr)
         return 2
     gradcomm.show_config()
     why = nvrtc.fault() if options.nvrtc else native.cuda_missing
@@ -222,17 +283,37 @@ def main() -> int:
     operators = dict(nvrtc.OPERATORS)
     if not options.nvrtc:
         operators = {name: getattr(torch.ops.gradcomm, name) for name in nvrtc.OPERATORS}
-    wrong = check(operators)
-    print("\n".join(f"DIFFERS: {line}" for line in wrong) or "all bytes equal those of the reference")
-    result = {
+
+    seconds: dict[str, float] = {}
+    wrong = [f"differs: {line}" for line in check(operators, options.check_only)]
+    seconds["check"] = time.monotonic() - STARTED
+    print("\n".join(wrong) or "all bytes equal those of the reference", flush=True)
+    if options.check_only:
+        return 1 if wrong else 0
+    from bench.gpu_train import every_codec
+
+    result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "executor": "nvrtc" if options.nvrtc else "native",
         "numel": options.numel,
-        "differs": wrong,
         "rows": rows(operators, options.numel),
+        "launches of an encode of 25 MiB": encode_launches(operators),
     }
+    seconds["time"] = time.monotonic() - STARTED
+    torch.cuda.empty_cache()  # ranks share the GPU
+    result["training"], faulty = every_codec()
+    wrong += faulty
+    seconds["train"] = time.monotonic() - STARTED
+    left = BUDGET - seconds["train"]
+    result["sanitizer"], faulty = sanitize(["--nvrtc"] if options.nvrtc else [], left)
+    wrong += faulty
+    seconds["sanitize"] = time.monotonic() - STARTED
+    result.update(wrong=wrong, seconds_at_the_end_of=seconds)
+    print("\n".join(f"WRONG: {line}" for line in wrong) or "nothing is wrong")
+    for tool, said in result["sanitizer"].items():
+        print(f"{tool}: {said}")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if wrong else 0

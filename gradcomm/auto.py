@@ -13,6 +13,7 @@ from gradcomm.exchange import EXCHANGES, choose
 from gradcomm.memory import Memory
 from gradcomm.part import Part, Slice
 from gradcomm.stats import Meter, Traffic
+from gradcomm.streams import Streams
 from gradcomm.transport import Transport
 
 CANDIDATES: tuple[Codec, ...] = (Dense(), Cast(), Quantize(bits=8))
@@ -23,11 +24,11 @@ def fastest(
 ) -> tuple[Codec, dict[str, float]]:
     """The candidate with the shortest median exchange of ``numel`` float32, and the medians in
     milliseconds by codec. Collective; rank 0's clock decides, so that all ranks choose alike."""
-    bucket = torch.zeros(numel, device=device)
+    bucket, streams = torch.zeros(numel, device=device), Streams(device)
     shape = torch.Size([numel])
     times: dict[Codec, list[float]] = {codec: [] for codec in CANDIDATES}
     uncounted, transport.traffic = transport.traffic, Traffic()
-    memory, scratch, meter = Memory(transport.size), Scratch(), Meter()
+    memory, scratch, meter = Memory(transport.size, device), Scratch(), Meter()
     for _ in range(repeats + 1):  # the first is for buffers and connections
         for codec in CANDIDATES:
             exchange = choose(codec, transport.size, None)
@@ -36,6 +37,7 @@ def fastest(
             transport.all_gather_object(None)  # ranks begin together
             start = time.perf_counter()
             EXCHANGES[exchange](part, bucket, turn, transport, meter.clock)
+            streams.record().synchronize()
             times[codec].append(time.perf_counter() - start)
     transport.traffic = uncounted
     medians = {codec: 1e3 * statistics.median(t[1:]) for codec, t in times.items()}

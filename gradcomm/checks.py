@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomm.codec.base import Codec
@@ -74,11 +75,29 @@ def group(value: Any) -> None:
         )
 
 
-def cpu(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise NotImplementedError(
-            f"gradcomm: gradients on {device}: this version has kernels for CPU tensors only"
+def one_device(named: list[tuple[str, Tensor]]) -> torch.device:
+    """The device of all these parameters."""
+    require(bool(named), "this model has no parameter that requires a gradient: nothing to exchange")
+    first, tensor = named[0]
+    for name, other in named:
+        require(
+            other.device == tensor.device,
+            f"parameter {name!r} is on {other.device}, {first!r} on {tensor.device}; a model that is "
+            "exchanged must be on one device: one process for each GPU",
         )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(
+            f"gradcomm: parameters on {tensor.device}: there are kernels for CPU and CUDA only"
+        )
+    return tensor.device
+
+
+def bucket_device(bucket: torch.device, bound: torch.device | None) -> None:
+    require(
+        bucket == bound,
+        f"a bucket on {bucket}, after one on {bound}; a model that is exchanged must be on one device: "
+        "one process for each GPU",
+    )
 
 
 def bound(is_bound: bool, what: str) -> None:

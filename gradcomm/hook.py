@@ -46,8 +46,6 @@ def register(
     checks.group(group)
     state = CommState(codec, process_group=group, **options)
     named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
-    device = next(iter(ddp.module.parameters())).device
-    checks.cpu(device)
-    state.bind(named, device, complete=True)
+    state.bind(named, complete=True)
     ddp.register_comm_hook(state, comm_hook)
     return state

@@ -1,72 +1,199 @@
-"""Where and in what order exchanges run.
+"""Where and in what order exchanges run: beside backward, first in, first out.
 
-On CPU a lane is one worker thread with a process group of its own, first in, first out: every rank
-issues the same collectives in the same order, whatever the order of callbacks or the length of
-backward. A job that fails fails all that come after it, since the ranks no longer agree.
+``ThreadLane``: a transport that makes its caller wait (Gloo, MPI) is called by one worker thread.
+``StreamLane``: one that enqueues (NCCL) is called in the hook itself, and nothing waits on the host.
+
+Either way every rank issues the same collectives in the same order, whatever the order of callbacks
+or the length of backward, on a process group of the lane's own. On a GPU a job runs under the lane's
+side stream, behind an event of the stream that filled the bucket; the future makes the stream of
+whoever waits for it wait for the side stream. A job that fails fails all that come after it, since
+the ranks no longer agree.
 """
 
 from __future__ import annotations
 
+import abc
+import atexit
+import contextlib
+import os
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+
+from gradcomm.streams import Event, Streams
+
+_Future = torch.futures.Future[Tensor]
+_Job = Callable[[], None]
 
 
 class LaneError(RuntimeError):
     """An exchange failed; ``__cause__`` is the error itself, with its traceback in the lane."""
 
 
-class Lane:
-    """One worker thread. ``submit`` returns at once; ``drain`` waits for what was submitted."""
+class _Track:
+    """The side stream, and the first error. It does not know the lane: a thread that holds it does not
+    keep the lane alive."""
 
-    def __init__(self, name: str = "gradcomm-lane") -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Tensor, str, _Future] | None]
-        self._jobs = queue.SimpleQueue()
-        self._pending: list[_Future] = []
-        self._error: LaneError | None = None
-        self._threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.side = streams.new()
+        self.error: LaneError | None = None
 
-    def submit(self, job: Callable[[], None], result: Tensor, what: str) -> _Future:
-        """Runs ``job``, which writes to ``result``, after all jobs before it.
+    def run(self, job: _Job, result: Tensor, what: str, ready: Event, future: _Future) -> None:
+        """Runs a job behind ``ready`` and completes the future, whatever the job does."""
+        with self.streams.use(self.side):
+            if self.error is None:
+                try:
+                    self.streams.wait(ready)
+                    self.streams.hold(result)
+                    job()
+                except BaseException as cause:  # whatever it is, backward must hear of it
+                    self.error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
+                    self.error.__cause__ = cause
+            future.set_result(result)
+
+
+class Lane(abc.ABC):
+    """``submit`` returns at once; ``drain`` waits for what was submitted.
+
+    Dropped without ``close``, a lane ends by itself.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._track = _Track(streams)
+        self._streams = streams
+
+    @abc.abstractmethod
+    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
+        """Runs ``job``, which writes to ``result``, after all jobs before it, and after what the current
+        stream was given so far.
 
         The future always completes with ``result``, since DDP waits for it: whether the job failed is
         for ``drain`` to say. ``what`` names the job in an error.
         """
-        future: _Future = torch.futures.Future()
-        self._pending.append(future)
-        self._jobs.put((job, result, what, future))
-        return future
 
     def drain(self) -> None:
-        """Waits for all that was submitted; raises LaneError if any of it failed."""
+        """Waits for all that was submitted: the thread for a thread, the current stream for a stream.
+        Raises LaneError if any of it failed."""
+        self._wait()
+        if self._track.error is not None:
+            raise self._track.error
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        """Between two jobs, and like one: on the lane's stream, after what was submitted and what the
+        current stream was given. For whoever changes what jobs use, memory that they freed included.
+
+        Raises LaneError as ``drain`` does."""
+        self.drain()
+        ready = self._streams.record()
+        with self._streams.use(self._track.side):
+            self._streams.wait(ready)
+            yield
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Does what was submitted, and ends. Nothing can be submitted after it."""
+
+    @abc.abstractmethod
+    def _wait(self) -> None:
+        """``drain``, without the error."""
+
+
+def make_lane(streams: Streams, enqueues: bool) -> Lane:
+    """The lane for a transport; ``enqueues``: its calls do not make the caller wait."""
+    return StreamLane(streams) if enqueues else ThreadLane(streams)
+
+
+class StreamLane(Lane):
+    """Jobs are enqueued on a side stream by the thread that submits them, which never waits."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(streams)
+        self._last: Event | None = None
+
+    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
+        future = self._streams.future()
+        self._track.run(job, result, what, self._streams.record(), future)
+        with self._streams.use(self._track.side):
+            self._last = self._streams.record()
+        return future
+
+    def _wait(self) -> None:
+        if self._last is not None:
+            self._streams.wait(self._last)
+
+    def close(self) -> None:
+        if self._last is not None:
+            self._last.synchronize()  # what a communicator still does must be over before it is freed
+
+
+class ThreadLane(Lane):
+    """One worker thread, which waits where the transport does."""
+
+    def __init__(self, streams: Streams, name: str = "gradcomm-lane") -> None:
+        super().__init__(streams)
+        self._jobs: _Queue = queue.SimpleQueue()
+        self._pending: list[_Future] = []
+        self._process = os.getpid()
+        work = (self._track, self._jobs, torch.get_num_threads())
+        self._thread = threading.Thread(target=_work, args=work, name=name, daemon=True)
+        self._thread.start()
+        # A lane that is collected ends; put may be called in any thread, even from within itself.
+        self._end = weakref.finalize(self, self._jobs.put, None)
+        self._end.atexit = False
+        _open.add(self)
+
+    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
+        if self._process != os.getpid():
+            raise LaneError(
+                f"gradcomm: {what}: this process was forked after registering, and the thread that "
+                "exchanges gradients stayed behind; train in processes that are spawned, or register "
+                "after the fork"
+            )
+        future = self._streams.future()
+        self._pending.append(future)
+        self._jobs.put((job, result, what, self._streams.record(), future))
+        return future
+
+    def _wait(self) -> None:
         pending, self._pending = self._pending, []
         for future in pending:
             future.wait()
-        if self._error is not None:
-            raise self._error
 
     def close(self) -> None:
-        """Ends the thread once it has done what was submitted."""
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join()
+        self.end(None)
 
-    def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # a new thread would start with as many as the machine has
-        while (item := self._jobs.get()) is not None:
-            job, result, what, future = item
-            if self._error is None:
-                try:
-                    job()
-                except BaseException as cause:  # whatever it is, backward must hear of it
-                    self._error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
-                    self._error.__cause__ = cause
-            future.set_result(result)
+    def end(self, timeout: float | None) -> None:
+        """``close``, which gives up after so many seconds."""
+        self._end()
+        self._thread.join(timeout)
 
 
-_Future = torch.futures.Future[Tensor]
+_Queue = queue.SimpleQueue[tuple[_Job, Tensor, str, Event, _Future] | None]
+
+
+def _work(track: _Track, jobs: _Queue, threads: int) -> None:
+    torch.set_num_threads(threads)  # a new thread would start with as many as the machine has
+    while (item := jobs.get()) is not None:
+        track.run(*item)
+        del item  # or the last bucket would live on until the next
+
+
+#: Lanes that have a thread.
+_open: weakref.WeakSet[ThreadLane] = weakref.WeakSet()
+
+#: How long an interpreter that ends waits for the thread of a lane that was not closed (seconds).
+_PATIENCE = 2.0
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread must not run on while the interpreter under it goes; one that waits for a rank that is
+    gone is left."""
+    for lane in list(_open):
+        lane.end(_PATIENCE)

@@ -37,15 +37,16 @@ class _Owned:
 
 
 class Memory:
-    """Slots of float32 state by parameter. ``ranks``: how many share the owner's residuals."""
+    """Slots of float32 state by parameter, on ``device``. ``ranks``: how many share the owner's
+    residuals."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, device: torch.device | None = None) -> None:
+        self.ranks, self.device = ranks, device
         self._views: dict[str, dict[int, Tensor]] = {}
         self._flat: dict[tuple[str, Part], Tensor] = {}
         self._owned: dict[tuple[Part, str], _Owned] = {}
 
-    def flat(self, slot: str, part: Part, device: torch.device | None = None) -> Tensor:
+    def flat(self, slot: str, part: Part) -> Tensor:
         """The slot of all parameters of a part: float32, flat, in block space. Zero where a
         parameter had nothing yet. For a piece: that of the mean which it holds."""
         if isinstance(part, Piece):
@@ -54,7 +55,7 @@ class Memory:
         if found is not None:
             return found
         layout = part.layout
-        flat = torch.zeros(layout.blocks * layout.block, device=device)
+        flat = torch.zeros(layout.blocks * layout.block, device=self.device)
         self.adopt(slot, part, flat, layout.places())
         return flat
 
@@ -90,7 +91,8 @@ class Memory:
         owned = self._owned.get((part, of))
         if owned is None:
             block = part.layout.block
-            owned = _Owned(first_block * block, torch.zeros(blocks * block), share)
+            zeros = torch.zeros(blocks * block, device=self.device)
+            owned = _Owned(first_block * block, zeros, share)
             self._owned[part, of] = owned
         return owned.residual
 
@@ -112,7 +114,7 @@ class Memory:
                 low, high = max(first, owned.first), min(first + numel, end)
                 if low < high:
                     share = owned.residual[low - owned.first : high - owned.first]
-                    held = residual.setdefault(key, torch.zeros(numel, device=share.device))
+                    held = residual.setdefault(key, torch.zeros(numel, device=self.device))
                     held[low - first : high - first].add_(share, alpha=owned.share)
         for slot_part in [sp for sp in self._flat if sp[1] is part]:
             del self._flat[slot_part]
@@ -158,11 +160,15 @@ class Memory:
         self._flat.clear()
         self._owned.clear()
         self._views = {
-            slot: {keys[name]: held.clone().float() for name, held in by_name.items()}
+            slot: {
+                keys[name]: held.to(device=self.device, dtype=torch.float32, copy=True)
+                for name, held in by_name.items()
+            }
             for slot, by_name in state["slots"].items()
         }
         residual = self._views.setdefault("residual", {}) if state["owned"] else {}
         for piece in state["owned"]:
             first, share = piece["first"], piece["residual"]
-            held = residual.setdefault(keys[piece["name"]], torch.zeros(piece["numel"]))
-            held[first : first + share.numel()].add_(share, alpha=piece["share"])
+            zeros = torch.zeros(piece["numel"], device=self.device)
+            held = residual.setdefault(keys[piece["name"]], zeros)
+            held[first : first + share.numel()].add_(share.to(self.device), alpha=piece["share"])

@@ -32,7 +32,7 @@ class Runner:
     seed: int
     measure_every: int
     verify: bool
-    meter: Meter = dataclasses.field(default_factory=Meter)
+    meter: Meter
     scratch: Scratch = dataclasses.field(default_factory=Scratch)
 
     def run(self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int) -> None:
@@ -71,7 +71,7 @@ class Runner:
             )
         if exact is not None:
             norm = torch.linalg.vector_norm
-            self.meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
+            self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
         if self.verify:
             compare_ranks(self.transport, buffer)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import time
 from typing import Any, Literal
 
 import torch
@@ -13,17 +13,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from gradcomm import checks
-from gradcomm.auto import fastest
+from gradcomm.auto import CANDIDATES, fastest
 from gradcomm.buckets import Buckets
 from gradcomm.clip import Clip
 from gradcomm.codec import Auto, Codec, parse
 from gradcomm.exchange import choose
 from gradcomm.handshake import agree
-from gradcomm.lane import Lane
+from gradcomm.kernels import prepare
+from gradcomm.lane import make_lane
 from gradcomm.memory import Memory
 from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
 from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
+from gradcomm.streams import Streams
 from gradcomm.transport.choose import choose_transport
 from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
 from gradcomm.version import __version__
@@ -110,24 +112,32 @@ class CommState:
 
     # ---- set-up -----------------------------------------------------------------------------
 
-    def bind(self, named: list[tuple[str, Tensor]], device: torch.device, complete: bool) -> None:
+    def bind(self, named: list[tuple[str, Tensor]], complete: bool) -> None:
         """Makes the lane and compares with the other ranks. Collective over the group.
 
         ``named``: the parameters, all of them if ``complete``. Raises DisagreementError on every rank
         when ranks differ, or when one of them has an error.
         """
+        streams = Streams(checks.one_device(named))
+        with streams.use(streams.current()):  # object collectives go by the current device
+            self._bind(named, streams, complete)
+
+    def _bind(self, named: list[tuple[str, Tensor]], streams: Streams, complete: bool) -> None:
         group = self._group if self._group is not None else dist.group.WORLD
         assert group is not None
+        device = streams.device
         error: Exception | None = None
         hosts: list[list[int]] | None = None
         self._transport = choose_transport(self._transport_wanted, group, device)
         ranks = self._transport.size
         if isinstance(self.codec, Auto):
+            prepare(CANDIDATES, device)
             self.codec, measured = fastest(self._transport, device)
             logger.info("gradcomm: auto chose %s; ms to exchange 4 MiB: %s", self.codec.spec(), measured)
         self._chosen = chosen = choose(self.codec, ranks, self._exchange)
+        prepare([self.codec], device)
         plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
-        self._memory = Memory(ranks)
+        self._memory = Memory(ranks, device)
         self._buckets = Buckets(plan, self._memory)
         self._runner = Runner(
             transport=self._transport,
@@ -139,6 +149,7 @@ class CommState:
             seed=self.seed,
             measure_every=self.measure_every,
             verify=self.verify,
+            meter=Meter(streams),
         )
         try:
             for name, tensor in named:
@@ -174,7 +185,7 @@ class CommState:
         if chosen == "hierarchy":
             found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
             self._runner.transport = HostsTransport(self._transport, found)
-        self._lane = Lane()
+        self._lane = make_lane(streams, enqueues=getattr(self._transport, "enqueues", False))
         self._bound = True
         if self._transport.rank == 0:
             logger.info("gradcomm: %s", self.describe())
@@ -202,17 +213,18 @@ class CommState:
         """Hands a bucket to the lane; the future completes with its mean over ranks, in place."""
         buffer, params = bucket.buffer(), bucket.parameters()
         if not self._bound:
-            checks.cpu(buffer.device)
-            self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], buffer.device, False)
+            self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], False)
+        checks.bucket_device(buffer.device, self._memory.device)
         keys = tuple(self._buckets.add(p).key for p in params)
         self._begin(keys)
         step, warm = self._step, self._step < self.warmup_steps
-        if stale := self._buckets.stale(keys, warm):
-            self._lane.drain()  # what runs there may still write to the old layout
+        stale = self._buckets.stale(keys, warm)
+        # What runs in the lane may still write to the old layout.
+        with self._lane.between() if stale else contextlib.nullcontext():
             if self._runner.clip is not None:
                 for old in stale:
                     self._runner.clip.forget(old)
-        parts = self._buckets.parts(keys, buffer, warm)
+            parts = self._buckets.parts(keys, buffer, warm)
         job = functools.partial(self._runner.run, parts, keys, buffer, step)
         return self._lane.submit(job, buffer, f"step {step}, bucket {bucket.index()}")
 
@@ -232,10 +244,9 @@ class CommState:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
-        start = time.perf_counter()
         self._graph_task = -1
-        self._lane.drain()
-        self._runner.meter.waited += time.perf_counter() - start
+        with self._runner.meter.wait():
+            self._lane.drain()
 
     # ---- what the user sees -----------------------------------------------------------------
 
@@ -250,10 +261,10 @@ class CommState:
         ``steps``; ``bytes_sent``, ``bytes_received`` by this rank, as the transport was given them;
         ``bytes_plain``, what an all-reduce of the gradients would have sent; ``ratio`` of the two;
         ``encode_ms``, ``wire_ms``, ``decode_ms``: means a step, in the lane, mostly hidden behind
-        backward; ``wait_ms``: what backward waited for the lane; ``sent_by_codec``,
-        ``elements_by_codec``: totals; ``compression_error``: mean of the relative errors sampled
-        (``measure_every``), else None; ``residual_norm`` (computed now), ``memory_bytes`` (residuals),
-        ``scratch_bytes`` (payloads).
+        backward; ``wait_ms``: what backward waited for the lane (on a GPU: its stream);
+        ``sent_by_codec``, ``elements_by_codec``: totals; ``compression_error``: mean of the relative
+        errors sampled (``measure_every``), else None; ``residual_norm`` (computed now),
+        ``memory_bytes`` (residuals), ``scratch_bytes`` (payloads).
         """
         if not self._bound:
             return Meter().report(0, Traffic())
@@ -288,7 +299,6 @@ class CommState:
         first step of a state that was not made by ``register`` it is checked in that step.
         """
         if self._bound:
-            self._lane.drain()
             self._take_state(state)
         else:
             self._pending_state = state
@@ -298,8 +308,9 @@ class CommState:
         sizes = {p.name: p.tensor.numel() for p in self._buckets.parameters}
         checks.state(state, self.codec.spec(), self._transport.rank, self._transport.size, sizes)
         self._pending_state = None
-        self._buckets.clear()
-        self._memory.load(state["memory"], keys)
+        with self._lane.between():
+            self._buckets.clear()
+            self._memory.load(state["memory"], keys)
         self._step, self._seen = state["step"], set()
 
     def close(self) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import Tensor
+
+from gradcomm.streams import Event, Streams
+
 #: ``with clock("wire"): …`` adds the time to a phase.
 Clock = Callable[[str], AbstractContextManager[None]]
 
 PHASES = ("encode", "wire", "decode")
+
+#: So many pairs of events are kept at most before those that have come are read.
+_EVENTS_KEPT = 256
 
 
 @dataclasses.dataclass
@@ -33,23 +42,57 @@ class Traffic:
 
 
 class Meter:
-    """Sums of one training run, by codec."""
+    """Sums of one training run, by codec.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self.waited = 0.0  # by backward, for exchanges still under way
+    On a GPU times are those of the stream that a phase runs on, between events that are read when
+    ``report`` asks for them: measuring makes nothing wait.
+    """
+
+    def __init__(self, streams: Streams | None = None) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys((*PHASES, "wait"), 0.0)
         self.plain_bytes = 0.0  # what an all-reduce of the same buckets would have sent
         self.sent: dict[str, int] = {}  # by codec
         self.elements: dict[str, int] = {}  # by codec
-        self.errors: list[float] = []  # sampled relative compression errors
+        self.samples = 0  # of the relative compression error
         self.phase = "idle"
+        self._error_sum: Tensor | float = 0.0
+        self._streams = None if streams is None or streams.on_cpu else streams
+        self._events: collections.deque[tuple[str, Event, Event]] = collections.deque()
+        self._reading = threading.Lock()
+
+    def clock(self, phase: str) -> AbstractContextManager[None]:
+        """A phase of an exchange, on the lane's stream."""
+        self.phase = phase
+        return self._measure(phase)
+
+    def wait(self) -> AbstractContextManager[None]:
+        """Backward's stream, or its thread, waits for exchanges that are still under way."""
+        return self._measure("wait")
 
     @contextlib.contextmanager
-    def clock(self, phase: str) -> Iterator[None]:
-        self.phase = phase
-        start = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - start
+    def _measure(self, phase: str) -> Iterator[None]:
+        if self._streams is None:
+            start = time.perf_counter()
+            yield
+            self.seconds[phase] += time.perf_counter() - start
+        else:
+            begin = self._streams.record(timing=True)
+            yield
+            self._events.append((phase, begin, self._streams.record(timing=True)))
+            if len(self._events) > _EVENTS_KEPT:
+                self._read(wait=False)
+
+    def _read(self, wait: bool) -> None:
+        """Adds up the events that have come, or (``wait``) all."""
+        with self._reading:
+            while self._events:
+                phase, begin, end = self._events[0]
+                if wait:
+                    end.synchronize()
+                elif not end.query():
+                    return
+                self.seconds[phase] += begin.elapsed_time(end) / 1e3
+                self._events.popleft()
 
     def count(self, codec: str, numel: int, element_size: int, ranks: int, sent: int) -> None:
         """One part was exchanged: its bytes, and those that an all-reduce of it would have sent."""
@@ -57,7 +100,14 @@ class Meter:
         self.sent[codec] = self.sent.get(codec, 0) + sent
         self.elements[codec] = self.elements.get(codec, 0) + numel
 
+    def sample(self, error: Tensor) -> None:
+        """A relative compression error, 0-d, on any device."""
+        self.samples += 1
+        self._error_sum = error + self._error_sum
+
     def report(self, steps: int, traffic: Traffic) -> dict[str, Any]:
+        """Waits for what is still under way."""
+        self._read(wait=True)
         per_step = 1e3 / max(1, steps)
         report: dict[str, Any] = {
             "steps": steps,
@@ -66,10 +116,9 @@ class Meter:
             "bytes_plain": round(self.plain_bytes),
             "ratio": self.plain_bytes / traffic.sent if traffic.sent else 1.0,
             "calls": traffic.calls,
-            "wait_ms": self.waited * per_step,
             "sent_by_codec": dict(self.sent),
             "elements_by_codec": dict(self.elements),
-            "compression_error": sum(self.errors) / len(self.errors) if self.errors else None,
+            "compression_error": float(self._error_sum) / self.samples if self.samples else None,
         }
         report.update({f"{phase}_ms": s * per_step for phase, s in self.seconds.items()})
         return report

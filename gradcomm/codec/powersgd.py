@@ -98,7 +98,7 @@ class PowerSGD(Codec):
         device = bucket.device
         # M = g + e, in the residual's own memory.
         if turn.error_feedback:
-            flat = turn.memory.flat("residual", part, device)
+            flat = turn.memory.flat("residual", part)
         else:
             flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
@@ -172,8 +172,11 @@ class PowerSGD(Codec):
         places = list(zip(firsts, numels, strict=True))
 
         def draw(key: int, numel: int, step: int) -> Tensor:
+            # By the CPU, whose generator is the same everywhere; a copy from pinned memory makes no host
+            # wait.
             generator = torch.Generator().manual_seed(key_of(key, numel, step))
-            return torch.randn(numel, generator=generator).to(device)
+            drawn = torch.randn(numel, generator=generator, pin_memory=device.type == "cuda")
+            return drawn.to(device, non_blocking=True)
 
         flat = turn.memory.flat_or_none("q", part)
         if flat is None:

@@ -9,10 +9,17 @@ from torch import Tensor
 from gradcomm.stats import Traffic
 
 from .group import GroupTransport as GroupTransport
+from .staging import Staged as Staged
 
 
 class Transport(Protocol):
-    """Blocking collectives over a fixed set of ranks. All ranks call the same in the same order."""
+    """Collectives over a fixed set of ranks. All ranks call the same in the same order.
+
+    Tensors are contiguous and on the device of the gradients; on a GPU whoever calls reads and writes
+    them in order on the current stream. A call blocks, and is made in a thread beside backward, unless
+    the transport has an attribute ``enqueues`` that is true: then it only enqueues, and is made in the
+    hook itself. ``Staged(transport, device)`` carries a GPU's tensors by a transport of CPU tensors.
+    """
 
     rank: int
     size: int

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from . import Transport
-from .group import GroupTransport, own_group
+from .group import HOST_BACKENDS, GroupTransport, backend_name, own_group
+from .staging import Staged
 
 
 def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device) -> Transport:
@@ -36,7 +37,10 @@ def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device
                 f"{everyone[0][0]}; every rank must register with the same"
             )
     if wanted is None:
-        return GroupTransport(own_group(group, device), device)
+        own_one = own_group(group, device)
+        if device.type == "cpu" or backend_name(group, device) not in HOST_BACKENDS:
+            return GroupTransport(own_one, device)
+        return Staged(GroupTransport(own_one, torch.device("cpu")), device)
     if _is_transport(wanted):
         return cast(Transport, wanted)
     from .mpi import MpiTransport

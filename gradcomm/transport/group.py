@@ -14,11 +14,16 @@ from gradcomm.stats import Traffic
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class GroupTransport:
-    """Blocking collectives over a process group.
+#: Backends whose calls make the host wait and want CPU tensors; those of all others enqueue.
+HOST_BACKENDS = ("gloo", "mpi", "mpi4py")
 
-    On Gloo an all-gather is sends and receives straight between every two ranks: two to three times
-    as fast as Gloo's own, which passes everything around a ring.
+
+class GroupTransport:
+    """Collectives over a process group of tensors on ``device``.
+
+    With a backend that enqueues (NCCL) they are in order on the current stream, and the host does not
+    wait; with others the call blocks. On Gloo an all-gather is sends and receives straight between
+    every two ranks: two to three times as fast as Gloo's own, which passes everything around a ring.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -27,33 +32,41 @@ class GroupTransport:
         self.size = dist.get_world_size(group)
         self.traffic = Traffic()
         self._device = device
-        self._direct = backend_name(group, device) == "gloo"
+        backend = backend_name(group, device)
+        self._direct = backend == "gloo"
+        # NCCL is called for one rank too, which costs little: so that one GPU shows what many do.
+        self.enqueues = device.type != "cpu" and backend not in HOST_BACKENDS
+        self._several = self.size > 1 or self.enqueues
 
     def all_reduce(self, tensor: Tensor) -> None:
-        if self.size > 1:
+        data = tensor._values() if tensor.is_sparse else tensor
+        if tensor.is_sparse and self.enqueues:
+            data = tensor.to_dense()  # NCCL has no sparse tensors
+            dist.all_reduce(data, group=self.group)
+            tensor.copy_(data.to_sparse(tensor.sparse_dim()))
+        elif self._several:
             dist.all_reduce(tensor, group=self.group)
         # A ring (and a halving-doubling tree) sends (P - 1) / P of the tensor twice.
-        data = tensor._values() if tensor.is_sparse else tensor
         moved = 2 * data.numel() * data.element_size() * (self.size - 1) // self.size
         self.traffic.add(moved, moved)
 
     def all_gather(self, rows: Tensor) -> None:
         others = self.size - 1
         mine = rows[self.rank]
-        if others and self._direct:
+        if self._several and self._direct:
             peers = [(self.rank + d) % self.size for d in range(1, self.size)]
             work = [dist.irecv(rows[p], group=self.group, group_src=p) for p in reversed(peers)]
             work += [dist.isend(mine, group=self.group, group_dst=p) for p in peers]
             for w in work:
                 if w is not None:
                     w.wait()
-        elif others:
+        elif self._several:
             _all_gather_single(rows.view(-1), mine.reshape(-1), group=self.group)
         moved = others * mine.numel() * mine.element_size()
         self.traffic.add(moved, moved)
 
     def all_to_all(self, out: Tensor, rows: Tensor) -> None:
-        if self.size > 1:
+        if self._several:
             dist.all_to_all_single(out.view(-1), rows.view(-1), group=self.group)
         else:
             out.view(-1).copy_(rows.view(-1))
