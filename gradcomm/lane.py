@@ -7,9 +7,10 @@ backward. A job that fails fails all that come after it, since the ranks no long
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -49,6 +50,12 @@ class Lane:
             future.wait()
         if self._error is not None:
             raise self._error
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        """What is done inside comes after all that was submitted before, and before all that will be."""
+        self.drain()
+        yield
 
     def close(self) -> None:
         """Ends the thread once it has done what was submitted."""

@@ -52,6 +52,7 @@ class PowerSGD(Codec):
 
     name = "powersgd"
     exchanges = ("reduce",)
+    by_index = True
     rank: int = 4
     min_compression_rate: float = 2.0
     start_step: int = 100
@@ -86,6 +87,10 @@ class PowerSGD(Codec):
     def order(self, shapes: list[torch.Size]) -> list[int]:
         """Same-shape matrices beside one another, so that a view batches them."""
         return sorted(range(len(shapes)), key=lambda i: _matrix(shapes[i]))
+
+    def own_slots(self, shape: torch.Size) -> dict[str, int]:
+        n, m = _matrix(shape)
+        return {"q": min(self.rank, n, m) * m}
 
     def payload_numel(self, shape: torch.Size) -> int:
         """float32 numbers that are summed over ranks for a parameter of this shape."""
