@@ -21,6 +21,10 @@ from gradcomm.form import FORMAT, REMEDY, check_body, checked
 Slots = dict[str, dict[str, Tensor]]
 
 
+#: Slots of which each rank has its own; all others are the same on every rank.
+_OF_A_RANK = ("residual", "owner", "momentum")
+
+
 @dataclasses.dataclass
 class Saved:
     """What one rank shall take. ``exact``: it is this rank's own. ``whole``: no rank's is missing."""
@@ -132,8 +136,10 @@ def fit(
             fits = (
                 name in wanted and tensor.numel() == wanted[name] and name not in changed and not moved
             )
-            if fits and (saved.whole or slot not in ("residual", "owner", "momentum")):
-                slots.setdefault(slot, {})[name] = tensor
+            if fits and (saved.whole or slot not in _OF_A_RANK):
+                # A slot of the codec's own that is all zero was not begun: it shall begin here too.
+                if slot in _OF_A_RANK or bool(tensor.any()):
+                    slots.setdefault(slot, {})[name] = tensor
             else:
                 require(
                     not strict,
@@ -203,7 +209,7 @@ def _mean(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     for slot, held in first["memory"].items():
         if slot == "owner":
             continue
-        averaged = slot in ("residual", "momentum")  # all else is the same on every rank
+        averaged = slot in _OF_A_RANK
         memory[slot] = {n: _average(bodies, slot, n) if averaged else t for n, t in held.items()}
     means = [body["clip"]["mean"] for body in bodies if body["clip"]["mean"] is not None]
     clip: dict[str, Any] = {"mean": sum(means) / len(means) if means else None, "squares": []}

@@ -185,7 +185,7 @@ class PowerSGD(Codec):
                 [draw(k, numel, 0) for k, (_, numel) in zip(part.keys, places, strict=True)]
             )
             turn.memory.adopt("q", part, flat, places)
-        elif not self.warm_start:
+        if not self.warm_start:
             for k, (first, numel) in zip(part.keys, places, strict=True):
                 flat[first : first + numel] = draw(k, numel, turn.step)
         return flat
