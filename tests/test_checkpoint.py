@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import pathlib
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradcomm
+import gradcomm.dcp
 from gradcomm.verify import digest
 
 from .ranks import Ranks
@@ -86,7 +89,9 @@ def _resume(rank: int, ranks: int, momentum: float, stops: list[int]) -> dict[st
         saved, at = [], 0
         for stop in stops:
             steps(ddp, rank, at, stop)
-            saved.append((through_a_file(state.state_dict()), {k: v.clone() for k, v in ddp.state_dict().items()}))
+            saved.append(
+                (through_a_file(state.state_dict()), {k: v.clone() for k, v in ddp.state_dict().items()})
+            )
             at = stop
         steps(ddp, rank, at, 8)
         state.close()
@@ -111,3 +116,139 @@ def test_resumed_is_not_interrupted(ranks: Ranks, world: int, momentum: float, s
         different = {case: r for case, r in results.items() if any(h != r[0] for h in r[1])}
         assert not different
         assert len({through for through, _ in results.values()}) > 10
+
+
+def _torchs_way(rank: int, ranks: int) -> list[str]:
+    """Registered as torch does, parameters are known in the first backward only."""
+    ends = []
+    for resumed in (False, True):
+        ddp = wrapped()
+        state = gradcomm.CommState("onebit", exchange="shard", **OPTIONS)
+        ddp.register_comm_hook(state, gradcomm.comm_hook)
+        if resumed:
+            ddp.load_state_dict(weights)  # noqa: F821
+            state.load_state_dict(saved)  # noqa: F821
+        else:
+            steps(ddp, rank, 0, 4)
+            saved = through_a_file(state.state_dict())
+            weights = {k: v.clone() for k, v in ddp.state_dict().items()}
+        steps(ddp, rank, 4, 7)
+        assert state.step == 7
+        state.close()
+        ends.append(bits(ddp))
+    return ends
+
+
+def test_registered_as_torch_does_it_resumes_too(ranks: Ranks) -> None:
+    for through, resumed in ranks.run(_torchs_way, 3):
+        assert through == resumed
+
+
+# ---- another number of ranks ------------------------------------------------------------------------
+
+ELASTIC = [
+    ("int4", "shard"),
+    ("onebit", "gather"),
+    ("onebit", "shard"),
+    ("topk:density=0.1,ramp_steps=5", "shard"),
+    ("powersgd:rank=4", None),
+]
+
+
+def _phase(rank: int, ranks: int, first: int, last: int, folder: str) -> list[tuple[float, float]]:
+    """Trains from what the last phase left, on the same data whatever the number of ranks. By codec: the
+    loss on other data, and how far the mean of the residuals moved in loading."""
+    results = []
+    held_out = torch.randn(256, 48, generator=torch.Generator().manual_seed(9))
+    for codec, exchange in ELASTIC:
+        path = pathlib.Path(folder) / f"{codec.partition(':')[0]}-{exchange}"
+        ddp = wrapped()
+        state = gradcomm.register(
+            ddp, codec, min_numel=16, warmup_steps=5, exchange=exchange, momentum=0.9
+        )
+        moved = 0.0
+        if first:
+            before = torch.load(path / "states", weights_only=True)
+            ddp.load_state_dict(torch.load(path / "weights", weights_only=True))
+            owed = _owed(before)
+            state.load_state_dict(before)
+            after = _gathered(state.state_dict(), ranks)
+            moved = max(float((owed[n] - e).norm() / owed[n].norm()) for n, e in _owed(after).items())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(first, last):
+            x = torch.randn(32, 48, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            mine = x[rank::ranks]
+            (ddp(mine) - mine.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+        states = _gathered(state.state_dict(), ranks)
+        if rank == 0:
+            path.mkdir(exist_ok=True)
+            torch.save(states, path / "states")
+            torch.save(ddp.state_dict(), path / "weights")
+        state.close()
+        with torch.no_grad():
+            loss = float((ddp.module(held_out) - held_out.roll(1, 1)).square().mean())
+        results.append((loss, moved))
+    return results
+
+
+def _gathered(state: Any, ranks: int) -> list[Any]:
+    everyone: list[Any] = [None] * ranks
+    torch.distributed.all_gather_object(everyone, state)
+    return everyone
+
+
+def _owed(states: list[Any]) -> dict[str, torch.Tensor]:
+    """By parameter: the mean over ranks of the residuals, and the owners'."""
+    bodies = [state[f"rank {r}"]["memory"] for r, state in enumerate(states)]
+    owed = {}
+    for name in bodies[0]["residual"]:
+        owed[name] = sum(b["residual"][name].double() for b in bodies) / len(bodies)
+        owed[name] += sum(b["owner"][name].double() for b in bodies if "owner" in b)
+    return owed
+
+
+def test_training_goes_on_with_another_number_of_ranks(ranks: Ranks, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "through").mkdir()
+    through = ranks.run(_phase, 4, 0, 60, str(tmp_path / "through"))[0]
+    for world, first, last in ((4, 0, 20), (2, 20, 40), (4, 40, 60)):
+        changed = ranks.run(_phase, world, first, last, str(tmp_path))[0]
+        assert all(moved < 1e-6 for _, moved in changed)
+    for (expected, _), (loss, _) in zip(through, changed, strict=True):
+        assert expected < 0.97
+        assert loss == pytest.approx(expected, rel=0.02)
+
+
+def _distributed(rank: int, ranks: int, folder: str, way: str) -> str:
+    """Saves after four steps or loads what was saved, and goes on for two; the end's bits, or the error."""
+    ddp = wrapped()
+    state = gradcomm.register(ddp, "onebit", exchange="shard", **OPTIONS)
+    if way == "save":
+        steps(ddp, rank, 0, 4)
+        dcp.save({"model": ddp.state_dict(), "gradcomm": state}, checkpoint_id=folder)
+    else:
+        planner = gradcomm.dcp.LoadPlanner() if way == "planner" else None
+        weights = ddp.state_dict()
+        try:
+            dcp.load({"model": weights, "gradcomm": state}, checkpoint_id=folder, planner=planner)
+        except (ValueError, dcp.api.CheckpointException) as error:
+            state.close()
+            return str(error)
+        ddp.load_state_dict(weights)
+        assert state.step == 4
+    steps(ddp, rank, 4, 6)
+    state.close()
+    return bits(ddp)
+
+
+def test_distributed_checkpoint_takes_a_state_as_it_is(ranks: Ranks, tmp_path: pathlib.Path) -> None:
+    folder = str(tmp_path)
+    through = ranks.run(_distributed, 2, folder, "save")
+    assert ranks.run(_distributed, 2, folder, "plainly") == through
+    assert ranks.run(_distributed, 2, folder, "planner") == through
+    for world in (1, 3):
+        ends = ranks.run(_distributed, world, folder, "planner")
+        assert len(set(ends)) == 1 and len(ends[0]) == 32
+    assert "planner=gradcomm.dcp.LoadPlanner()" in ranks.run(_distributed, 1, folder, "plainly")[0]
+    assert all("gradcomm.rank 2" in error for error in ranks.run(_distributed, 3, folder, "plainly"))
