@@ -1,7 +1,7 @@
 """``torch.distributed.checkpoint`` and another number of ranks.
 
-A ``CommState`` is a ``Stateful``: ``dcp.save`` and ``dcp.load`` take it as it is when it was saved by as many
-ranks as load it. By others, load with this planner, which has every rank read what all of them saved:
+A ``CommState`` is a ``Stateful``: ``dcp.save`` and ``dcp.load`` take it as it is when as many ranks load
+it as saved it. Among others load with this planner, which has every rank read what all of them saved:
 
     dcp.load({"gradcomm": state}, checkpoint_id=path, planner=gradcomm.dcp.LoadPlanner())
 

@@ -121,13 +121,15 @@ def test_resumed_is_not_interrupted(ranks: Ranks, world: int, momentum: float, s
 def _torchs_way(rank: int, ranks: int) -> list[str]:
     """Registered as torch does, parameters are known in the first backward only."""
     ends = []
+    saved: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for resumed in (False, True):
         ddp = wrapped()
         state = gradcomm.CommState("onebit", exchange="shard", **OPTIONS)
         ddp.register_comm_hook(state, gradcomm.comm_hook)
         if resumed:
-            ddp.load_state_dict(weights)  # noqa: F821
-            state.load_state_dict(saved)  # noqa: F821
+            ddp.load_state_dict(weights)
+            state.load_state_dict(saved)
         else:
             steps(ddp, rank, 0, 4)
             saved = through_a_file(state.state_dict())
@@ -147,8 +149,7 @@ def test_registered_as_torch_does_it_resumes_too(ranks: Ranks) -> None:
 # ---- another number of ranks ------------------------------------------------------------------------
 
 ELASTIC = [
-    ("int4", "shard"),
-    ("onebit", "gather"),
+    ("int4", "gather"),
     ("onebit", "shard"),
     ("topk:density=0.1,ramp_steps=5", "shard"),
     ("powersgd:rank=4", None),
@@ -211,17 +212,18 @@ def _owed(states: list[Any]) -> dict[str, torch.Tensor]:
 
 def test_training_goes_on_with_another_number_of_ranks(ranks: Ranks, tmp_path: pathlib.Path) -> None:
     (tmp_path / "through").mkdir()
-    through = ranks.run(_phase, 4, 0, 60, str(tmp_path / "through"))[0]
-    for world, first, last in ((4, 0, 20), (2, 20, 40), (4, 40, 60)):
+    through = ranks.run(_phase, 4, 0, 36, str(tmp_path / "through"))[0]
+    for world, first, last in ((4, 0, 12), (2, 12, 24), (4, 24, 36)):
         changed = ranks.run(_phase, world, first, last, str(tmp_path))[0]
         assert all(moved < 1e-6 for _, moved in changed)
+    untrained = 1.1
     for (expected, _), (loss, _) in zip(through, changed, strict=True):
-        assert expected < 0.97
+        assert expected < 0.99 * untrained
         assert loss == pytest.approx(expected, rel=0.02)
 
 
 def _distributed(rank: int, ranks: int, folder: str, way: str) -> str:
-    """Saves after four steps or loads what was saved, and goes on for two; the end's bits, or the error."""
+    """Saves after four steps, or loads that, and goes on for two: the end's bits, or the error."""
     ddp = wrapped()
     state = gradcomm.register(ddp, "onebit", exchange="shard", **OPTIONS)
     if way == "save":
