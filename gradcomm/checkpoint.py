@@ -21,8 +21,10 @@ from gradcomm.form import FORMAT, REMEDY, check_body, checked
 Slots = dict[str, dict[str, Tensor]]
 
 
+#: What is still to be sent: by this rank of its own, and of means.
+_OWED = ("residual", "owner", "host")
 #: Slots of which each rank has its own; all others are the same on every rank.
-_OF_A_RANK = ("residual", "owner", "momentum")
+_OF_A_RANK = ("residual", "owner", "host", "momentum")
 
 
 @dataclasses.dataclass
@@ -123,13 +125,14 @@ def fit(
         f"the state does not fit: {shown}; "
         + (REMEDY if not saved.whole else "strict=False drops what does not fit and says what"),
     )
+    owed = {p[0]: math.prod(p[1]) for p in parameters}
     other_codec = body["options"].get("codec") != options["codec"]
     slots: Slots = {}
     dropped: list[str] = []
     for slot, held in body["memory"].items():
-        wanted = sizes.get("residual" if slot == "owner" else slot, {})
-        if body["progress"]["flush"] and slot in ("residual", "owner"):
-            wanted = {p[0]: math.prod(p[1]) for p in parameters}  # to be spent by the next step
+        wanted = sizes.get(slot, {})
+        if slot in _OWED:  # another exchange may keep it elsewhere, but will spend it
+            wanted = owed if body["progress"]["flush"] else sizes.get("residual", sizes.get("owner", {}))
         for name, tensor in held.items():
             # Another codec may have the elements in another order, but not of a row-major parameter.
             moved = other_codec and slot != "momentum" and name in mine and not _row_major(mine[name])
@@ -151,7 +154,7 @@ def fit(
         f"the {slot} of {name!r} is missing"
         for slot, wanted in sizes.items()
         for name in wanted
-        if slot != "owner" and name in theirs and name not in body["memory"].get(slot, {})
+        if slot not in _OWED and name in theirs and name not in body["memory"].get(slot, {})
     ]
     require(not strict or not missing, f"the state is incomplete: {'; '.join(missing[:4])}; {REMEDY}")
     return slots, differences + dropped
@@ -206,8 +209,10 @@ def _mean(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """What a rank of a run with any number of ranks shall begin with."""
     first = bodies[0]
     memory: Slots = {}
+    for name in {n: None for slot in _OWED for n in first["memory"].get(slot, {})}:
+        memory.setdefault("residual", {})[name] = _owed(bodies, name)
     for slot, held in first["memory"].items():
-        if slot == "owner":
+        if slot in _OWED:
             continue
         averaged = slot in _OF_A_RANK
         memory[slot] = {n: _average(bodies, slot, n) if averaged else t for n, t in held.items()}
@@ -220,12 +225,28 @@ def _mean(bodies: list[dict[str, Any]]) -> dict[str, Any]:
 def _average(bodies: list[dict[str, Any]], slot: str, name: str) -> Tensor:
     total = torch.zeros_like(bodies[0]["memory"][slot][name], dtype=torch.float64)
     for body in bodies:
-        mine = body["memory"].get(slot, {}).get(name)
-        require(
-            mine is not None and mine.numel() == total.numel(),
-            f"the ranks' {slot} of {name!r} are not of one size; they were not saved together",
-        )
-        total.add_(mine, alpha=1 / len(bodies))
-        if slot == "residual" and name in body["memory"].get("owner", {}):
-            total.add_(body["memory"]["owner"][name])
+        _add(total, body["memory"].get(slot, {}).get(name), 1 / len(bodies), name)
     return total.float()
+
+
+def _owed(bodies: list[dict[str, Any]], name: str) -> Tensor:
+    """The mean over ranks of what is still to be sent. A residual of a mean of s ranks is worth s of one
+    rank's own."""
+    memory = bodies[0]["memory"]
+    like = next(memory[slot][name] for slot in _OWED if name in memory.get(slot, {}))
+    total = torch.zeros_like(like, dtype=torch.float64)
+    for body in bodies:
+        for slot in _OWED:
+            if name in body["memory"].get(slot, {}):
+                share = 1 if slot == "residual" else body["shares"][slot]
+                _add(total, body["memory"][slot][name], share / len(bodies), name)
+    return total.float()
+
+
+def _add(total: Tensor, mine: Tensor | None, weight: float, name: str) -> None:
+    require(
+        mine is not None and mine.numel() == total.numel(),
+        f"what the ranks hold of {name!r} is not of one size; they were not saved together",
+    )
+    assert mine is not None
+    total.add_(mine, alpha=weight)

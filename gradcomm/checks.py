@@ -59,8 +59,10 @@ def ddp(model: Any) -> None:
             "gradcomm: DDP's mixed_precision= takes the model's one communication hook; use "
             "torch.autocast instead"
         )
-    if model._comm_hooks:
-        names = [getattr(h, "__qualname__", str(h)) for h, _ in model._comm_hooks]
+    # A copy of a model lists its original's hook, but has none.
+    hooks = [hook for hook, state in model._comm_hooks if not getattr(state, "copied", False)]
+    if hooks:
+        names = [getattr(h, "__qualname__", str(h)) for h in hooks]
         raise ValueError(
             f"gradcomm: this model has a communication hook already ({', '.join(names)}) and DDP takes "
             "one only; register gradcomm on a newly wrapped model"

@@ -23,6 +23,7 @@ from gradcomm.runner import Runner
 from gradcomm.scale import LossScale
 from gradcomm.schedule import Schedule
 from gradcomm.transport import Transport
+from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
 
 logger = logging.getLogger("gradcomm")
 
@@ -41,6 +42,7 @@ class Course:
     _schedule: Schedule
     _wanted: dict[str, Any]  # the constructor's arguments, less who carries what
     _exchange: str | None
+    _hosts: Any
     _chosen: str
     _plain_rule: PlainRule
     _min_numel: int
@@ -89,7 +91,7 @@ class Course:
         error: Exception | None = None
         try:
             schedule = Schedule(codec)
-            choose(schedule.at(0), 1, exchange)
+            schedule.check_exchange(exchange)
         except Exception as problem:
             if not self._bound:
                 raise
@@ -140,6 +142,13 @@ class Course:
         chosen = choose(codec, self._transport.size, self._exchange)
         return Plan(codec, chosen, self._plain_rule, self._min_numel)
 
+    def _carrier(self, chosen: str) -> Transport:
+        """What an exchange goes over. Collective."""
+        if chosen != "hierarchy":
+            return self._transport
+        found = find_hosts(self._transport) if self._hosts is None else self._hosts
+        return HostsTransport(self._transport, check_hosts(found, self._transport.size))
+
     def _change(self, codec: Codec, at: int) -> None:
         """The codec from step ``at``, the next one, on. The same on every rank."""
         with self._lane.between():
@@ -147,8 +156,10 @@ class Course:
                 codec, _ = fastest(self._transport, self._memory.device or torch.device("cpu"))
             old, everything = self.codec, self._buckets.parameters
             kept = {p.key for p in everything if not p.plain} if self.error_feedback else set()
-            self._use(codec)
             plan = self._plan(codec)
+            if plan.exchange != self._chosen:
+                self._runner.transport = self._carrier(plan.exchange)
+            self._use(codec)
             self._chosen = plan.exchange
             self._buckets.change(plan)
             self._memory.settle()

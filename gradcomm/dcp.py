@@ -72,8 +72,9 @@ def _ask_for_all(state: dict[str, Any], path: _Path, metadata: Metadata) -> None
         level = state
         for key in full[len(path) : -1]:
             level = level.setdefault(key, {})
-        tensor = isinstance(stored, TensorStorageMetadata)
-        level[full[-1]] = torch.empty(stored.size, dtype=stored.properties.dtype) if tensor else None
+        level[full[-1]] = None
+        if isinstance(stored, TensorStorageMetadata):
+            level[full[-1]] = torch.empty(stored.size, dtype=stored.properties.dtype)
 
 
 def _of_a_rank(key: Any) -> bool:

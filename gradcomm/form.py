@@ -24,6 +24,7 @@ _BODY: dict[str, type] = {
     "parameters": list,  # each as ``entry`` gives it
     "buckets": list,  # of a step, in the order of their exchange: lists of indices into parameters
     "clip": dict,
+    "shares": dict,  # of how many ranks' mean slots ``owner`` and ``host`` are
     "tensors": list,  # all that memory must hold: [slot, name]
     "memory": dict,
 }
@@ -61,6 +62,11 @@ def check_body(body: Any, whose: str) -> Any:
         require(type(value) is int and 0 <= value < 1 << 62, f"{whose}: {field}={value!r} is no step")
     require(type(progress.get("flush")) is bool, f"{whose}: flush={progress.get('flush')!r}")
     require(type(progress.get("seed")) is int, f"{whose}: seed={progress.get('seed')!r} is no integer")
+    for kind in ("owner", "host"):
+        share = body["shares"].get(kind)
+        require(
+            type(share) is int and 0 <= share < 1 << 24, f"{whose}: the share of {kind} is {share!r}"
+        )
     scale = progress.get("scale", "missing")
     require(
         scale is None or (_number(scale) and scale > 0), f"{whose}: scale={scale!r} is no loss scale"
@@ -86,9 +92,10 @@ def check_body(body: Any, whose: str) -> Any:
         f"{whose}: holds {len(tensors)} tensors, {len(body['tensors'])} were saved, or others; was it "
         f"loaded in full? {REMEDY}",
     )
-    for name, residual in body["memory"].get("residual", {}).items():
-        owner = body["memory"].get("owner", {}).get(name, residual)
-        require(owner.numel() == residual.numel(), f"{whose}: owner of {name!r} is of another size")
+    for slot in ("owner", "host"):
+        for name, mine in body["memory"].get("residual", {}).items():
+            other = body["memory"].get(slot, {}).get(name, mine)
+            require(other.numel() == mine.numel(), f"{whose}: {slot} of {name!r} is of another size")
     return body
 
 

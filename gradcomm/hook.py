@@ -55,5 +55,6 @@ def register(
     device = next(iter(ddp.module.parameters())).device
     checks.cpu(device)
     state.bind(named, device, complete=True)
+    ddp._comm_hooks.clear()  # of a copied model: those of its original
     ddp.register_comm_hook(state, comm_hook)
     return state

@@ -13,6 +13,7 @@ from gradcomm import checkpoint, checks
 from gradcomm.codec import Auto, Codec, parse
 from gradcomm.course import Course
 from gradcomm.handshake import agree
+from gradcomm.memory import OWNERS
 from gradcomm.replay import Replay
 from gradcomm.verify import digest
 from gradcomm.version import __version__
@@ -21,7 +22,15 @@ logger = logging.getLogger("gradcomm")
 
 
 class Resumable(Course):
-    """The part of ``CommState`` that outlives the process."""
+    """The part of ``CommState`` that outlives the process.
+
+    A state may be pickled and deep-copied, and so may a DDP model that has it as its hook: options and
+    ``state_dict`` go along, not the process group, the transport or the scaler. But torch makes the copy
+    of a model without a hook: register the copied state with it, ``gradcomm.register(copied_ddp,
+    copied_state)``, which then goes on where its original was.
+    """
+
+    copied = False
 
     def state_dict(self) -> dict[str, Any]:
         """All of this rank's state that decides later bits: residuals, the owner's too, momentum,
@@ -36,7 +45,7 @@ class Resumable(Course):
         index = {p.key: i for i, p in enumerate(parameters)}
         options, entries, sizes = self._fields(self.codec)
         with self._lane.between():
-            held, clip = self._memory.state(), self._runner.clip
+            (held, shares), clip = self._memory.state(), self._runner.clip
             # Slots are complete from the first step on, zero where nothing is held yet: a new state must
             # name every tensor that it is to load.
             memory = {
@@ -72,6 +81,7 @@ class Resumable(Course):
             parameters=entries,
             buckets=[[index[key] for key in keys] for keys in layout],
             clip=norms,
+            shares={kind: shares.get(kind, 0) for kind in OWNERS["hierarchy"]},
             memory={slot: by_name for slot, by_name in memory.items() if by_name},
         )
 
@@ -130,10 +140,10 @@ class Resumable(Course):
         with self._lane.between():
             self._buckets.clear()
             self._memory.load(
-                {slot: {keys[n]: t for n, t in by_name.items()} for slot, by_name in slots.items()}
+                {slot: {keys[n]: t for n, t in by_name.items()} for slot, by_name in slots.items()},
+                body["shares"],
             )
-            if self._chosen != "shard":
-                self._memory.settle()
+            self._memory.settle(kept=OWNERS.get(self._chosen, ()))
             self._step, self._seen = step, set(begun)
             self._since, self.seed = progress["since"], progress["seed"]
             self._flush_at = step if progress["flush"] else -1
@@ -181,9 +191,9 @@ class Resumable(Course):
             for slot, numel in codec.own_slots(p.tensor.shape).items():
                 add(slot, p.name, numel)
             if feedback:
-                add("residual", p.name, p.tensor.numel())
-                if plan.exchange == "shard":
-                    add("owner", p.name, p.tensor.numel())
+                kinds = OWNERS.get(plan.exchange, ())
+                for slot in kinds if plan.exchange == "hierarchy" else ("residual", *kinds):
+                    add(slot, p.name, p.tensor.numel())
         return options, entries, sizes
 
     def _compare(self) -> None:
@@ -207,7 +217,6 @@ class Resumable(Course):
     # ---- pickling -----------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Options and state; not the process group, the transport, the scaler."""
         wanted = dict(self._wanted)
         if isinstance(wanted["plain"], list | tuple | set) and self._bound:
             ids = {id(p.tensor): p.name for p in self._buckets.parameters}
@@ -217,5 +226,6 @@ class Resumable(Course):
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__init__(**saved["arguments"])  # type: ignore[misc]
+        self.copied = True
         if saved["state"] is not None:
             self._pending = saved["state"], True

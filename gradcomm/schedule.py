@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gradcomm import checks
 from gradcomm.codec import Auto, Codec, parse
 from gradcomm.codec.check import require
+from gradcomm.exchange import choose
 
 #: A codec or its name; or, by the step from which it holds, several: ``{0: "none", 100: "onebit"}``.
 CodecRule = Codec | str | Mapping[int, Codec | str]
@@ -42,6 +43,12 @@ class Schedule:
     def rule(self) -> CodecRule:
         """What makes the same schedule."""
         return dict(self._codecs) if self.scheduled else self._codecs[0]
+
+    def check_exchange(self, exchange: str | None) -> None:
+        """Raises ValueError unless it can carry every codec: now, not in mid-training."""
+        if exchange is not None:
+            for codec in self._codecs.values():
+                choose(codec, 1, exchange)
 
     def at(self, step: int) -> Codec:
         """The codec that holds at a step."""

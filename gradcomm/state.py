@@ -30,7 +30,7 @@ from gradcomm.runner import Runner
 from gradcomm.schedule import CodecRule, Schedule
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport.choose import choose_transport
-from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
+from gradcomm.transport.hosts import check_hosts
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
@@ -96,7 +96,7 @@ class CommState(Resumable):
         self._wanted = dict(
             codec=self._schedule.rule, warmup_steps=warmup_steps, plain=plain, min_numel=min_numel,
             clip_norm=clip_norm, error_feedback=error_feedback, momentum=momentum, exchange=exchange,
-            seed=seed, measure_every=measure_every, verify=verify
+            hosts=hosts, seed=seed, measure_every=measure_every, verify=verify
         )  # fmt: skip
         self._use(self._schedule.at(0))
         self.warmup_steps = self.codec.recipe.warmup_steps if warmup_steps == "recipe" else warmup_steps
@@ -107,8 +107,7 @@ class CommState(Resumable):
         )
         self._plain_rule, self._min_numel = plain, min_numel
         self._exchange, self._hosts = exchange, hosts
-        if exchange is not None:
-            choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
+        self._schedule.check_exchange(exchange)
         self.process_group, self._transport_wanted = process_group, transport
         self._start()
 
@@ -176,9 +175,7 @@ class CommState(Resumable):
             agree(self._transport, mine)
         except Exception as disagreement:
             raise (error or disagreement) from (disagreement if error else None)
-        if chosen == "hierarchy":
-            found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
-            self._runner.transport = HostsTransport(self._transport, found)
+        self._runner.transport = self._carrier(chosen)
         self._lane = Lane()
         self._bound, self._complete = True, complete
         if self._transport.rank == 0:
