@@ -62,11 +62,9 @@ def check_body(body: Any, whose: str) -> Any:
         require(type(value) is int and 0 <= value < 1 << 62, f"{whose}: {field}={value!r} is no step")
     require(type(progress.get("flush")) is bool, f"{whose}: flush={progress.get('flush')!r}")
     require(type(progress.get("seed")) is int, f"{whose}: seed={progress.get('seed')!r} is no integer")
-    for kind in ("owner", "host"):
-        share = body["shares"].get(kind)
-        require(
-            type(share) is int and 0 <= share < 1 << 24, f"{whose}: the share of {kind} is {share!r}"
-        )
+    for of in ("owner", "host"):
+        share = body["shares"].get(of)
+        require(type(share) is int and 0 <= share < 1 << 24, f"{whose}: share of {of} is {share!r:.80}")
     scale = progress.get("scale", "missing")
     require(
         scale is None or (_number(scale) and scale > 0), f"{whose}: scale={scale!r} is no loss scale"

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from gradcomm.part import Part
 
 
-#: Residuals of means, by who holds them: the owner's of all ranks', in the hierarchy also that of a host's.
-#: Which exchange keeps which:
+#: Residuals of means, by exchange: ``owner``, of the mean of all ranks; ``host``, of a host's.
 OWNERS: dict[str, tuple[str, ...]] = {"shard": ("owner",), "hierarchy": ("owner", "host")}
 _KINDS = ("owner", "host")
 

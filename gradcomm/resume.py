@@ -143,7 +143,8 @@ class Resumable(Course):
                 {slot: {keys[n]: t for n, t in by_name.items()} for slot, by_name in slots.items()},
                 body["shares"],
             )
-            self._memory.settle(kept=OWNERS.get(self._chosen, ()))
+            same_exchange = body["options"].get("exchange") == self._chosen
+            self._memory.settle(kept=OWNERS.get(self._chosen, ()) if same_exchange else ())
             self._step, self._seen = step, set(begun)
             self._since, self.seed = progress["since"], progress["seed"]
             self._flush_at = step if progress["flush"] else -1

@@ -79,11 +79,28 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _resume(rank: int, ranks: int, momentum: float, stops: list[int]) -> dict[str, Any]:
+HIERARCHY = [("onebit", "hierarchy"), ("int4:rounding=stochastic", "hierarchy")]
+
+
+def _resume(
+    rank: int, ranks: int, cases: list[tuple[Any, str | None]], momentum: float, stops: list[int]
+) -> dict[str, Any]:
     """By case: the hash when trained through, and resumed at each of ``stops``."""
     results: dict[str, Any] = {}
-    for codec, exchange in EVERY:
+    # Torch names groups of some of the ranks by these ranks: one that follows a closed one would meet on
+    # the old one's addresses. So states by hierarchy stay open to the end.
+    later: list[gradcomm.CommState] = []
+
+    def close(state: gradcomm.CommState) -> None:
+        if state._exchange == "hierarchy":
+            later.append(state)
+        else:
+            state.close()
+
+    for codec, exchange in cases:
         options = {**OPTIONS, "exchange": exchange, "momentum": momentum}
+        if exchange == "hierarchy":
+            options["hosts"] = [[0, 1], [2, 3]]
         ddp = wrapped()
         state = gradcomm.register(ddp, codec, **options)
         saved, at = [], 0
@@ -94,7 +111,7 @@ def _resume(rank: int, ranks: int, momentum: float, stops: list[int]) -> dict[st
             )
             at = stop
         steps(ddp, rank, at, 8)
-        state.close()
+        close(state)
         through = bits(ddp)
         resumed = []
         for stop, (memory, weights) in zip(stops, saved, strict=True):
@@ -104,18 +121,26 @@ def _resume(rank: int, ranks: int, momentum: float, stops: list[int]) -> dict[st
             assert state.step == stop
             steps(ddp, rank, stop, 8)
             assert state.step == 8
-            state.close()
+            close(state)
             resumed.append(bits(ddp))
         results[f"{codec} by {exchange}"] = through, resumed
+    for state in later:
+        state.close()
     return results
 
 
-@pytest.mark.parametrize(("world", "momentum", "stops"), [(2, 0.9, [2, 5]), (3, 0.0, [3, 4, 6])])
-def test_resumed_is_not_interrupted(ranks: Ranks, world: int, momentum: float, stops: list[int]) -> None:
-    for results in ranks.run(_resume, world, momentum, stops):
+@pytest.mark.parametrize(
+    ("world", "cases", "momentum", "stops"),
+    [(2, EVERY, 0.9, [2, 5]), (3, EVERY, 0.0, [3, 6]), (4, HIERARCHY, 0.0, [4])],
+    ids=["2", "3", "4"],
+)
+def test_resumed_is_not_interrupted(
+    ranks: Ranks, world: int, cases: list[Any], momentum: float, stops: list[int]
+) -> None:
+    for results in ranks.run(_resume, world, cases, momentum, stops):
         different = {case: r for case, r in results.items() if any(h != r[0] for h in r[1])}
         assert not different
-        assert len({through for through, _ in results.values()}) > 10
+        assert len({through for through, _ in results.values()}) >= len(cases) // 2
 
 
 def _torchs_way(rank: int, ranks: int) -> list[str]:
