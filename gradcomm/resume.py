@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from gradcomm import checkpoint, checks
-from gradcomm.codec import Auto, Codec, parse
+from gradcomm.auto import CANDIDATES
+from gradcomm.codec import Auto, Codec
 from gradcomm.course import Course
 from gradcomm.handshake import agree
 from gradcomm.memory import OWNERS
@@ -128,7 +129,9 @@ class Resumable(Course):
         step = progress["step"]
         codec = self.codec
         if isinstance(self._wanted["codec"], Auto):
-            codec = parse(str(body["options"].get("codec")))  # what was measured when that run began
+            # What was measured when that run began.
+            measured = [c for c in CANDIDATES if c.spec() == body["options"].get("codec")]
+            codec = measured[0] if measured else codec
         elif self._schedule.scheduled:
             codec = self._schedule.at(max(0, step - 1))
         options, entries, sizes = self._fields(codec)

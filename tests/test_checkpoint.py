@@ -171,6 +171,28 @@ def test_registered_as_torch_does_it_resumes_too(ranks: Ranks) -> None:
         assert through == resumed
 
 
+def _measured_before(rank: int, ranks: int) -> list[str]:
+    """The codecs with which a state registered as ``auto`` goes on, from states of each candidate."""
+    used = []
+    for codec in gradcomm.auto.CANDIDATES:
+        ddp = wrapped()
+        state = gradcomm.register(ddp, codec)
+        steps(ddp, rank, 0, 2)
+        saved = state.state_dict()
+        state.close()
+        state = gradcomm.register(ddp := wrapped(), "auto")
+        state.load_state_dict(saved)
+        steps(ddp, rank, 2, 3)
+        used.append(state.codec.spec())
+        state.close()
+    return used
+
+
+def test_auto_goes_on_with_what_was_measured(ranks: Ranks) -> None:
+    for used in ranks.run(_measured_before, 2):
+        assert used == [codec.spec() for codec in gradcomm.auto.CANDIDATES]
+
+
 # ---- another number of ranks ------------------------------------------------------------------------
 
 ELASTIC = [
