@@ -97,7 +97,7 @@ class Course:
                 raise
             error = problem
         if self._bound:
-            said = codec.spec() if isinstance(codec, Codec) else codec
+            said = None if error else schedule.at(0).spec()
             self._agree("set_codec", {"codec": said, "exchange": exchange}, error)
         self._schedule, self._exchange = schedule, exchange
         self._wanted.update(codec=schedule.at(0), exchange=exchange)

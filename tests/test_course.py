@@ -171,7 +171,7 @@ def _wrong(rank: int, ranks: int) -> list[tuple[str, str]]:
 
 def test_a_bad_change_is_told_on_every_rank_and_changes_nothing(ranks: Ranks) -> None:
     first, second = ranks.run(_wrong, 2)
-    disagreed = ("DisagreementError", "rank 1 and rank 0 disagree on codec: 'topk' against 'int4'")
+    disagreed = ("DisagreementError", "rank 1 and rank 0 disagree on codec: 'topk:")
     for errors in (first, second):
         assert errors[0][0] == disagreed[0] and disagreed[1] in errors[0][1]
         assert errors[2][0] == "ValueError" and "unknown codec 'twobit'" in errors[2][1]
