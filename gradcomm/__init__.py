@@ -4,6 +4,7 @@ state = gradcomm.register(ddp, "onebit")
 """
 
 from gradcomm import launch as launch
+from gradcomm.checkpoint import merge_states as merge_states
 from gradcomm.codec import Auto as Auto
 from gradcomm.codec import Cast as Cast
 from gradcomm.codec import Codec as Codec

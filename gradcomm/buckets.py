@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from gradcomm.memory import Memory
+from gradcomm.memory import Memory, dense
 from gradcomm.part import Part, Slice
 from gradcomm.plan import Parameter, Plan
 
@@ -23,6 +24,7 @@ class Buckets:
         self._by_id: dict[int, Parameter] = {}
         self._parts: dict[BucketKey, tuple[list[Part], list[Part]]] = {}
         self._warm: set[BucketKey] = set()  # buckets that were last exchanged plain, for warm-up
+        self.layout: list[BucketKey] = []  # the buckets of a step, in the order of their exchange
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -46,9 +48,10 @@ class Buckets:
             return [keys] if keys in self._warm and not warm else []
         return [old for old in self._parts if not set(old).isdisjoint(keys)]
 
-    def parts(self, keys: BucketKey, buffer: Tensor, warm: bool) -> list[Part]:
+    def parts(self, keys: BucketKey, buffer: Tensor, warm: bool, spend: bool = False) -> list[Part]:
         """The parts of a bucket; all of it as one plain part in steps of warm-up. Parts of older buckets
-        with the same parameters go, and the memory takes over what they held."""
+        with the same parameters go, and the memory takes over what they held. ``spend``: the memory also
+        takes over, by parameter, what the parts of this bucket hold, the owner's residual with it."""
         for old in self.stale(keys, warm):
             if old == keys:
                 self._drop(self._parts[keys][1])
@@ -57,19 +60,31 @@ class Buckets:
                 self._warm.discard(old)
         if keys not in self._parts:
             self._parts[keys] = self._make(keys, buffer)
+            if keys not in self.layout:
+                self.layout = [old for old in self.layout if set(old).isdisjoint(keys)] + [keys]
         compressed, plain = self._parts[keys]
+        if spend:
+            self._drop(compressed)
         if warm and compressed is not plain:
             self._warm.add(keys)
         else:
             self._warm.discard(keys)
         return plain if warm else compressed
 
+    def change(self, plan: Plan) -> None:
+        """Another plan from here on. The memory keeps what the parts held."""
+        self._drop(part for both in self._parts.values() for parts in both for part in parts)
+        self._plan = plan
+        self.clear()
+        for p in self._by_id.values():
+            p.plain = plan.is_plain(p.name, p.tensor)
+
     def clear(self) -> None:
-        """Forgets the layout, not the parameters."""
+        """Forgets the parts, not the parameters."""
         self._parts.clear()
         self._warm.clear()
 
-    def _drop(self, parts: itertools.chain[Part] | list[Part]) -> None:
+    def _drop(self, parts: Iterable[Part]) -> None:
         for part in dict.fromkeys(parts):
             self._memory.drop(part)
 
@@ -78,7 +93,8 @@ class Buckets:
         slices, offset = [], 0
         for key in keys:
             p = parameters[key].tensor
-            slices.append(Slice(key, offset, p.numel(), p.shape, p.stride(), _dense(p)))
+            # Where it is dense DDP gives the bucket's view of a parameter the parameter's own strides.
+            slices.append(Slice(key, offset, p.numel(), p.shape, p.stride(), dense(p)))
             offset += p.numel()
         plan = self._plan
         whole = [Part(plan.dense, "reduce", slices, whole=True)]
@@ -86,13 +102,3 @@ class Buckets:
         if not can or not plan.codec.takes(torch.Size([offset]), buffer.dtype):
             return whole, whole
         return plan.parts(slices, [parameters[key].plain for key in keys]), whole
-
-
-def _dense(p: Tensor) -> bool:
-    """Whether DDP gives the bucket's view of this parameter the parameter's own strides."""
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(p.stride(), p.shape, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

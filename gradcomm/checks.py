@@ -60,8 +60,10 @@ def ddp(model: Any) -> None:
             "gradcomm: DDP's mixed_precision= takes the model's one communication hook; use "
             "torch.autocast instead"
         )
-    if model._comm_hooks:
-        names = [getattr(h, "__qualname__", str(h)) for h, _ in model._comm_hooks]
+    # A copy of a model lists its original's hook, but has none.
+    hooks = [hook for hook, state in model._comm_hooks if not getattr(state, "copied", False)]
+    if hooks:
+        names = [getattr(h, "__qualname__", str(h)) for h in hooks]
         raise ValueError(
             f"gradcomm: this model has a communication hook already ({', '.join(names)}) and DDP takes "
             "one only; register gradcomm on a newly wrapped model"
@@ -108,21 +110,12 @@ def bound(is_bound: bool, what: str) -> None:
         )
 
 
-def state(value: Any, spec: str, rank: int, ranks: int, sizes: dict[str, int]) -> None:
-    """A loaded state against this run."""
-    for field, mine in (("codec", spec), ("rank", rank), ("ranks", ranks)):
-        require(field in value, f"the state has no {field!r}; is it what state_dict() returned?")
-        require(
-            value[field] == mine,
-            f"the state is of {field} {value[field]!r}, this is {field} {mine!r}; load each rank's own "
-            "state, with the codec it was made with",
-        )
-    memory = value["memory"]
-    for slot, by_name in memory["slots"].items():
-        for name, held in by_name.items():
-            require(name in sizes, f"the state has a {slot} of {name!r}, which this model has not")
-            require(
-                slot != "residual" or held.numel() == sizes[name],
-                f"the state's {slot} of {name!r} has {held.numel()} elements, the parameter "
-                f"{sizes[name]}",
-            )
+def between_steps(what: str) -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(f"gradcomm: {what} inside of a backward; call it between two steps")
+
+
+def unused(step: int, options: dict[str, Any]) -> None:
+    """A state that is to be registered."""
+    require(step == 0, f"this CommState is in use, at step {step}; make another, or copy.deepcopy it")
+    require(not options, f"options {sorted(options)} belong to the CommState; make it with them")

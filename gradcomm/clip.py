@@ -9,7 +9,8 @@ al., "Deep Gradient Compression", 2018, section 3.3).
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Clip:
 
     def __init__(self, norm: float | Literal["auto"]) -> None:
         self.norm = norm
+        self.loss_scale: float | Tensor = 1.0  # ``norm`` is of the gradient before loss scaling
         self._squares: dict[object, Tensor] = {}
         self._step = -1
         self._mean: Tensor | None = None
@@ -41,7 +43,7 @@ class Clip:
         total = torch.stack([square, *others]).sum().sqrt()
         self._squares[bucket_key] = torch.where(torch.isfinite(square), square, 0.0)
         if self.norm != "auto":
-            limit = torch.full_like(total, self.norm)
+            limit = torch.full_like(total, self.norm) * self.loss_scale
         elif self._mean is None:
             return torch.ones_like(total)
         else:
@@ -52,6 +54,28 @@ class Clip:
     def forget(self, bucket_key: object) -> None:
         """A bucket of the old layout is gone."""
         self._squares.pop(bucket_key, None)
+
+    def scale(self, ratio: float | Tensor) -> None:
+        """The loss scale moved: multiplies the running norms."""
+        self._squares = {key: square * ratio * ratio for key, square in self._squares.items()}
+        if self._mean is not None:
+            self._mean = self._mean * ratio
+
+    def state(self, layout: Sequence[object]) -> dict[str, Any]:
+        """The running mean, or None, and the last step's squared norms of the buckets of a layout."""
+        zero = torch.zeros(())
+        return {
+            "mean": None if self._mean is None else float(self._mean),
+            "squares": [float(self._squares.get(key, zero)) for key in layout],
+        }
+
+    def load(self, state: dict[str, Any], layout: Sequence[object], device: torch.device | None) -> None:
+        """Takes what ``state`` returned; ``layout`` may be empty: then the mean only."""
+        mean = state["mean"]
+        self._mean = None if mean is None else torch.tensor(mean, dtype=torch.float32, device=device)
+        squares = [torch.tensor(s, dtype=torch.float32, device=device) for s in state["squares"]]
+        self._squares = dict(zip(layout, squares, strict=False))
+        self._step = -1
 
     def _end_step(self) -> None:
         """Takes the norm of the step that has ended into the running mean, a spike as what it was

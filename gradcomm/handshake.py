@@ -11,8 +11,13 @@ class DisagreementError(RuntimeError):
     """Ranks would not do the same; the message names a rank and the field."""
 
 
-def agree(transport: Transport, mine: dict[str, Any]) -> None:
-    """Compares ``mine`` with every rank's, on every rank.
+def agree(
+    transport: Transport,
+    mine: dict[str, Any],
+    doing: str = "register",
+    remedy: str = "every rank must register the same codec, options and model",
+) -> None:
+    """Compares ``mine`` with every rank's, on every rank. ``doing``, ``remedy``: for the message.
 
     Raises DisagreementError on all ranks when a rank says anything else than rank 0, or has an
     ``error`` to tell. Collective.
@@ -20,7 +25,7 @@ def agree(transport: Transport, mine: dict[str, Any]) -> None:
     everyone: list[dict[str, Any]] = transport.all_gather_object(mine)
     for rank, theirs in enumerate(everyone):
         if theirs.get("error") is not None:
-            raise DisagreementError(f"gradcomm: rank {rank} cannot register: {theirs['error']}")
+            raise DisagreementError(f"gradcomm: rank {rank} cannot {doing}: {theirs['error']}")
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for field in dict.fromkeys([*first, *theirs]):
@@ -28,7 +33,7 @@ def agree(transport: Transport, mine: dict[str, Any]) -> None:
                 raise DisagreementError(
                     f"gradcomm: rank {rank} and rank 0 disagree on {field}: "
                     f"{_difference(theirs.get(field), first.get(field))}; "
-                    "every rank must register the same codec, options and model"
+                    f"{remedy}"
                 )
 
 

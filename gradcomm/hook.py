@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomm import checks
-from gradcomm.codec import Codec
+from gradcomm.schedule import CodecRule
 from gradcomm.state import CommState
 
 
@@ -23,7 +23,7 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[torc
 
 def register(
     ddp: DistributedDataParallel,
-    codec: Codec | str,
+    codec: CodecRule | CommState,
     *,
     process_group: dist.ProcessGroup | None = None,
     **options: Any,
@@ -32,7 +32,8 @@ def register(
 
     Args:
         ddp: the model, without a communication hook so far.
-        codec: a codec, or its name, ``"onebit"`` or ``"topk:density=0.01"``, say.
+        codec: a codec, or its name, ``"onebit"`` or ``"topk:density=0.01"``, say; a schedule of several,
+            ``{0: "none", 100: "onebit"}``; or a ``CommState`` not used so far, an unpickled one, say.
         process_group: the ranks that average; by default, and normally, DDP's own.
         options: those of ``CommState``, all of which have defaults under which the codec trains well.
 
@@ -44,8 +45,14 @@ def register(
     checks.ddp(ddp)
     group = process_group if process_group is not None else ddp.process_group
     checks.group(group)
-    state = CommState(codec, process_group=group, **options)
+    if isinstance(codec, CommState):
+        state = codec
+        checks.unused(state.step, options)
+    else:
+        state = CommState(codec, **options)
+    state.process_group = group
     named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
     state.bind(named, complete=True)
+    ddp._comm_hooks.clear()  # of a copied model: those of its original
     ddp.register_comm_hook(state, comm_hook)
     return state

@@ -7,15 +7,16 @@ DDP lays out its buckets anew, a new flat tensor takes over what the views hold.
 
 The owner's residual of the shard exchange belongs to a chunk, not to a whole parameter. When a part
 goes, its owner's residual, which is of the mean, moves to this rank's own residual, times the number
-of ranks: nothing is lost, and nothing has to be sent.
+of ranks: nothing is lost, and nothing has to be sent. One that was loaded waits, by parameter, until a
+part asks for its chunk.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ from gradcomm.part import Piece
 
 if TYPE_CHECKING:
     from gradcomm.part import Part
+
+
+#: Residuals of means, by exchange: ``owner``, of the mean of all ranks; ``host``, of a host's.
+OWNERS: dict[str, tuple[str, ...]] = {"shard": ("owner",), "hierarchy": ("owner", "host")}
+_KINDS = ("owner", "host")
 
 
 @dataclasses.dataclass
@@ -45,6 +51,8 @@ class Memory:
         self._views: dict[str, dict[int, Tensor]] = {}
         self._flat: dict[tuple[str, Part], Tensor] = {}
         self._owned: dict[tuple[Part, str], _Owned] = {}
+        #: What was loaded of them, by kind and parameter, with its share, until a part asks for it.
+        self._loaded: dict[tuple[str, int], tuple[Tensor, int]] = {}
 
     def flat(self, slot: str, part: Part) -> Tensor:
         """The slot of all parameters of a part: float32, flat, in block space. Zero where a
@@ -94,6 +102,13 @@ class Memory:
             zeros = torch.zeros(blocks * block, device=self.device)
             owned = _Owned(first_block * block, zeros, share)
             self._owned[part, of] = owned
+            for key, inside, piece in _pieces(part, owned):
+                if (of, key) in self._loaded:
+                    loaded, _ = self._loaded[of, key]
+                    piece.copy_(loaded[inside])
+                    loaded[inside] = 0.0
+            for key in part.keys:
+                self._settle(of, key)  # what another chunk of the saved layout held
         return owned.residual
 
     def take(self, slot: str, part: Part) -> dict[int, Tensor]:
@@ -104,20 +119,65 @@ class Memory:
 
     def drop(self, part: Part) -> None:
         """Forgets the layout of a part, whose parameters move to other parts; keeps what they hold."""
-        for of in ("owner", "host"):
+        numels = {s.key: s.numel for s in part.slices}
+        for of in _KINDS:
             owned = self._owned.pop((part, of), None)
-            if owned is None:
-                continue
-            residual = self._views.setdefault("residual", {})
-            end = owned.first + owned.residual.numel()
-            for key, (first, numel) in zip(part.keys, part.layout.places(), strict=True):
-                low, high = max(first, owned.first), min(first + numel, end)
-                if low < high:
-                    share = owned.residual[low - owned.first : high - owned.first]
-                    held = residual.setdefault(key, torch.zeros(numel, device=self.device))
-                    held[low - first : high - first].add_(share, alpha=owned.share)
+            if owned is not None:
+                for key, inside, piece in _pieces(part, owned):
+                    self._own(key, numels[key])[inside].add_(piece, alpha=owned.share)
         for slot_part in [sp for sp in self._flat if sp[1] is part]:
             del self._flat[slot_part]
+
+    def settle(self, kept: Collection[str] = ()) -> None:
+        """Moves what was loaded of owners' residuals, less the kinds ``kept``, to this rank's own."""
+        for of, key in list(self._loaded):
+            if of not in kept:
+                self._settle(of, key)
+
+    def _settle(self, of: str, key: int) -> None:
+        loaded, share = self._loaded.pop((of, key), (None, 0))
+        if loaded is not None and bool(loaded.any()):
+            self._own(key, loaded.numel()).add_(loaded, alpha=share)
+
+    def _own(self, key: int, numel: int) -> Tensor:
+        residual = self._views.setdefault("residual", {})
+        return residual.setdefault(key, torch.zeros(numel, device=self.device))
+
+    def held(self, slot: str, key: int) -> Tensor | None:
+        """What a parameter holds, itself; None where it holds nothing."""
+        return self._views.get(slot, {}).get(key)
+
+    def forget(self, slot: str) -> None:
+        self._views.pop(slot, None)
+        for slot_part in [sp for sp in self._flat if sp[0] == slot]:
+            del self._flat[slot_part]
+
+    def all(self, slot: str) -> list[Tensor]:
+        """What every parameter holds, by key."""
+        return [held for _, held in sorted(self._views.get(slot, {}).items())]
+
+    def reorder(self, key: int, tensor: Tensor, by_index: bool) -> None:
+        """Puts the residual of a dense parameter, in no part at present, in the order of its indices, or
+        back in that of its memory."""
+        held = self.held("residual", key)
+        if held is None or tensor.is_contiguous() or not dense(tensor):
+            return
+        if by_index:
+            moved = held.as_strided(tensor.shape, tensor.stride()).reshape(-1)
+        else:
+            moved = torch.empty_like(held)
+            moved.as_strided(tensor.shape, tensor.stride()).copy_(held.view(tensor.shape))
+        self._views["residual"][key] = moved
+
+    def scale(self, ratio: float | Tensor) -> None:
+        """Multiplies all that is in the gradient's unit, in place."""
+        for slot in ("residual", "momentum"):
+            for view in self._views.get(slot, {}).values():
+                view.mul_(ratio)
+        for owned in self._owned.values():
+            owned.residual.mul_(ratio)
+        for loaded, _ in self._loaded.values():
+            loaded.mul_(ratio)
 
     def norm(self) -> float:
         """Euclidean norm of this rank's residuals, the owner's not included."""
@@ -125,50 +185,56 @@ class Memory:
         return math.sqrt(sum(float(v.double().square().sum()) for v in views))
 
     def bytes(self) -> int:
-        flats = [f for f in self._flat.values()] + [o.residual for o in self._owned.values()]
+        flats = [*self._flat.values(), *(o.residual for o in self._owned.values())]
+        flats += [loaded for loaded, _ in self._loaded.values()]
         return sum(f.numel() * f.element_size() for f in flats)
 
-    def slots(self) -> Iterator[tuple[str, dict[int, Tensor]]]:
-        yield from self._views.items()
+    def state(self) -> tuple[dict[str, dict[int, Tensor]], dict[str, int]]:
+        """Copies, flat, by slot and by parameter; residuals of means as slots ``owner`` and ``host``,
+        zero where another rank holds them. And the shares of these."""
+        slots = {s: {k: v.clone() for k, v in views.items()} for s, views in self._views.items()}
+        shares: dict[str, int] = {}
+        for (of, key), (loaded, share) in self._loaded.items():
+            slots.setdefault(of, {})[key], shares[of] = loaded.clone(), share
+        for (part, of), owned in self._owned.items():
+            numels = {s.key: s.numel for s in part.slices}
+            shares[of] = owned.share
+            for key, inside, piece in _pieces(part, owned):
+                held = slots.setdefault(of, {})
+                whole = held.setdefault(key, torch.zeros(numels[key], device=self.device))
+                whole[inside] = piece
+        return slots, shares
 
-    def state(self, names: dict[int, str]) -> dict[str, Any]:
-        """A copy, by slot and by parameter name; the owner's chunks as pieces of parameters."""
-        owned = []
-        for (part, _), o in self._owned.items():
-            end = o.first + o.residual.numel()
-            for key, (first, numel) in zip(part.keys, part.layout.places(), strict=True):
-                low, high = max(first, o.first), min(first + numel, end)
-                if low < high:
-                    piece = o.residual[low - o.first : high - o.first].clone()
-                    owned.append(
-                        {
-                            "name": names[key],
-                            "first": low - first,
-                            "residual": piece,
-                            "share": o.share,
-                            "numel": numel,
-                        }
-                    )
-        slots = {
-            slot: {names[key]: view.clone() for key, view in views.items()}
-            for slot, views in self._views.items()
-        }
-        return {"slots": slots, "owned": owned}
-
-    def load(self, state: dict[str, Any], keys: dict[str, int]) -> None:
-        """Takes what ``state`` returned, in place of all that is held."""
+    def load(self, slots: dict[str, dict[int, Tensor]], shares: dict[str, int]) -> None:
+        """Takes copies of what ``state`` returned, in place of all that is held."""
         self._flat.clear()
         self._owned.clear()
+        self._loaded.clear()
         self._views = {
-            slot: {
-                keys[name]: held.to(device=self.device, dtype=torch.float32, copy=True)
-                for name, held in by_name.items()
-            }
-            for slot, by_name in state["slots"].items()
+            slot: {k: t.to(self.device, torch.float32, copy=True) for k, t in held.items()}
+            for slot, held in slots.items()
         }
-        residual = self._views.setdefault("residual", {}) if state["owned"] else {}
-        for piece in state["owned"]:
-            first, share = piece["first"], piece["residual"]
-            zeros = torch.zeros(piece["numel"], device=self.device)
-            held = residual.setdefault(keys[piece["name"]], zeros)
-            held[first : first + share.numel()].add_(share.to(self.device), alpha=piece["share"])
+        for of in _KINDS:
+            for key, tensor in self._views.pop(of, {}).items():
+                self._loaded[of, key] = tensor, shares[of]
+
+
+def _pieces(part: Part, owned: _Owned) -> Iterator[tuple[int, slice, Tensor]]:
+    """An owner's chunk by parameter: key, which of its elements, their residuals (a view)."""
+    end = owned.first + owned.residual.numel()
+    for key, (first, numel) in zip(part.keys, part.layout.places(), strict=True):
+        low, high = max(first, owned.first), min(first + numel, end)
+        if low < high:
+            piece = owned.residual[low - owned.first : high - owned.first]
+            yield key, slice(low - first, high - first), piece
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether a tensor is non-overlapping and dense, in some order of its dimensions."""
+    expected = 1
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((st, si) for st, si in dims if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

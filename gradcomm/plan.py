@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Iterable
 
 import torch
@@ -43,24 +44,20 @@ class Plan:
 
     def is_plain(self, name: str, tensor: Tensor) -> bool:
         """Whether a parameter is sent plain for all of training."""
+        named = [pattern for pattern in self._names if fnmatch.fnmatchcase(name, pattern)]
+        self._matched.update(named)
         if isinstance(self.codec, Dense) or not self.codec.takes(tensor.shape, tensor.dtype):
             return True
         if tensor.dim() < 2 or tensor.numel() < self._min_numel or id(tensor) in self._ids:
             return True
-        import fnmatch
-
-        for pattern in self._names:
-            if fnmatch.fnmatchcase(name, pattern):
-                self._matched.add(pattern)
-                return True
-        return self._predicate(name, tensor)
+        return bool(named) or self._predicate(name, tensor)
 
     def check_used(self) -> None:
         """Raises when a name in ``plain`` matches no parameter: most likely it is misspelt."""
         unused = [n for n in self._names if n not in self._matched]
         if unused:
             raise ValueError(
-                f"gradcomm: plain={unused!r} matches no parameter that would be compressed; "
+                f"gradcomm: plain={unused!r} matches no parameter; "
                 "use names of named_parameters() of the module inside DDP, or fnmatch patterns"
             )
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from gradcomm.buckets import BucketKey
 from gradcomm.clip import Clip
-from gradcomm.codec.base import Scratch, Turn
+from gradcomm.codec.base import Codec, Scratch, Turn
 from gradcomm.exchange import EXCHANGES
 from gradcomm.memory import Memory
-from gradcomm.part import Part
+from gradcomm.part import Part, Slice
 from gradcomm.random import key_of
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport import Transport
@@ -26,7 +26,7 @@ class Runner:
     transport: Transport
     memory: Memory
     clip: Clip | None
-    warmup_steps: int
+    since: int  # the first step that is compressed
     error_feedback: bool
     momentum: float
     seed: int
@@ -35,8 +35,11 @@ class Runner:
     meter: Meter
     scratch: Scratch = dataclasses.field(default_factory=Scratch)
 
-    def run(self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int) -> None:
-        """Replaces a bucket by its mean over ranks."""
+    def run(
+        self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int, spend: Codec | None = None
+    ) -> None:
+        """Replaces a bucket by its mean over ranks. ``spend``: the parts are plain, and the residuals
+        that this codec left are added and so used up."""
         plain = buffer.is_sparse or not buffer.is_floating_point()
         exact = None
         if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
@@ -47,7 +50,7 @@ class Runner:
                 gain = self.clip.gain(key, buffer, step)
         for part in parts:
             turn = Turn(
-                step=max(0, step - self.warmup_steps),
+                step=max(0, step - self.since),
                 key=key_of(self.seed, step, self.transport.rank),
                 gain=gain,
                 ranks=self.transport.size,
@@ -60,6 +63,10 @@ class Runner:
                 with self.meter.clock("encode"):
                     turn.momentum = self._accelerate(part, buffer, gain)
                 turn.gain = None
+            if spend is not None and not plain:
+                with self.meter.clock("encode"):
+                    self._add_residuals(part, buffer, turn.gain, spend.by_index)
+                turn.gain = None
             before = self.transport.traffic.sent
             EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
             self.meter.count(
@@ -69,6 +76,8 @@ class Runner:
                 self.transport.size,
                 self.transport.traffic.sent - before,
             )
+            if spend is not None and not plain:
+                self._forget_residuals(part, buffer, spend.by_index)
         if exact is not None:
             norm = torch.linalg.vector_norm
             self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
@@ -83,11 +92,33 @@ class Runner:
         return exact
 
     def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
-        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket."""
+        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket. Where
+        that is not finite the others hear of it, and u stays what it was."""
         u = self.memory.flat("momentum", part)
-        u.mul_(self.momentum)
         for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
             mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
-            mine.add_(g if gain is None else g * gain)
-            g.copy_(mine)
+            moved = (g if gain is None else g * gain) + self.momentum * mine
+            torch.where(torch.isfinite(moved), moved, mine, out=mine)
+            g.copy_(moved)
         return u
+
+    def _add_residuals(self, part: Part, buffer: Tensor, gain: Tensor | None, by_index: bool) -> None:
+        """g <- gain g + e, in the bucket."""
+        for s in part.slices:
+            g, held = _laid(s, buffer, by_index), self.memory.held("residual", s.key)
+            if gain is not None:
+                g.mul_(gain.to(g.dtype))
+            if held is not None:
+                g.add_(held.view_as(g))
+
+    def _forget_residuals(self, part: Part, buffer: Tensor, by_index: bool) -> None:
+        """e <- 0 where the mean is finite. Where it is not, that step costs nothing but itself."""
+        for s in part.slices:
+            mean, held = _laid(s, buffer, by_index), self.memory.held("residual", s.key)
+            if held is not None:
+                held.view_as(mean).masked_fill_(torch.isfinite(mean), 0.0)
+
+
+def _laid(s: Slice, buffer: Tensor, by_index: bool) -> Tensor:
+    """A parameter's gradient in the bucket, as its residual lies in the memory."""
+    return s.view(buffer) if by_index else buffer[s.offset : s.offset + s.numel]

@@ -12,34 +12,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from gradcomm import checks
+from gradcomm import checkpoint, checks
 from gradcomm.auto import CANDIDATES, fastest
-from gradcomm.buckets import Buckets
+from gradcomm.buckets import BucketKey, Buckets
 from gradcomm.clip import Clip
-from gradcomm.codec import Auto, Codec, parse
+from gradcomm.codec import Auto
+from gradcomm.course import Recipe
 from gradcomm.exchange import choose
 from gradcomm.handshake import agree
 from gradcomm.kernels import prepare
 from gradcomm.lane import make_lane
 from gradcomm.memory import Memory
 from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
+from gradcomm.replay import Replay, regroup
+from gradcomm.resume import Resumable
 from gradcomm.runner import Runner
+from gradcomm.schedule import CodecRule, Schedule
 from gradcomm.stats import Meter, Traffic
 from gradcomm.streams import Streams
 from gradcomm.transport.choose import choose_transport
-from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
+from gradcomm.transport.hosts import check_hosts
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
 
-_Recipe = Literal["recipe"]
 
-
-class CommState:
+class CommState(Resumable):
     """What ``comm_hook`` needs: codec, options, memory and lane. One for each DDP model.
 
     Args:
-        codec: a codec, or its name, ``"topk:density=0.01"``, say.
+        codec: a codec, or its name, ``"topk:density=0.01"``, say; or a schedule of several by the step
+            from which each holds, ``{0: "none", 100: "topk:density=0.05", 1000: "topk"}``. What a change
+            does to residuals: see ``set_codec``.
         process_group: the ranks that average; by default all. Must be the group that DDP uses.
         transport: who carries the payloads: by default a new process group like ``process_group``. An
             ``mpi4py`` communicator of the same ranks in the same order, or a ``Transport``, which the
@@ -73,15 +77,15 @@ class CommState:
 
     def __init__(
         self,
-        codec: Codec | str,
+        codec: CodecRule,
         *,
         process_group: dist.ProcessGroup | None = None,
         transport: Any = None,
-        warmup_steps: int | _Recipe = "recipe",
+        warmup_steps: int | Recipe = "recipe",
         plain: PlainRule = None,
         min_numel: int = MIN_NUMEL,
-        clip_norm: float | Literal["auto"] | _Recipe | None = "recipe",
-        error_feedback: bool | _Recipe = "recipe",
+        clip_norm: float | Literal["auto"] | Recipe | None = "recipe",
+        error_feedback: bool | Recipe = "recipe",
         momentum: float = 0.0,
         exchange: str | None = None,
         hosts: Any = None,
@@ -89,11 +93,14 @@ class CommState:
         measure_every: int = 0,
         verify: bool = False,
     ) -> None:
-        self.codec = parse(codec) if isinstance(codec, str) else checks.codec(codec)
-        recipe = self.codec.recipe
-        self.warmup_steps = recipe.warmup_steps if warmup_steps == "recipe" else warmup_steps
-        self.clip_norm = recipe.clip_norm if clip_norm == "recipe" else clip_norm
-        self.error_feedback = recipe.error_feedback if error_feedback == "recipe" else error_feedback
+        self._schedule = Schedule(codec)
+        self._wanted = dict(
+            codec=self._schedule.rule, warmup_steps=warmup_steps, plain=plain, min_numel=min_numel,
+            clip_norm=clip_norm, error_feedback=error_feedback, momentum=momentum, exchange=exchange,
+            hosts=hosts, seed=seed, measure_every=measure_every, verify=verify
+        )  # fmt: skip
+        self._use(self._schedule.at(0))
+        self.warmup_steps = self.codec.recipe.warmup_steps if warmup_steps == "recipe" else warmup_steps
         self.seed, self.measure_every, self.verify = seed, measure_every, verify
         self.momentum = momentum
         checks.options(
@@ -101,14 +108,9 @@ class CommState:
         )
         self._plain_rule, self._min_numel = plain, min_numel
         self._exchange, self._hosts = exchange, hosts
-        if exchange is not None:
-            choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
-        self._group, self._transport_wanted = process_group, transport
-        self._bound = False
-        self._step = 0
-        self._seen: set[int] = set()
-        self._graph_task = -1
-        self._pending_state: dict[str, Any] | None = None
+        self._schedule.check_exchange(exchange)
+        self.process_group, self._transport_wanted = process_group, transport
+        self._start()
 
     # ---- set-up -----------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class CommState:
             self._bind(named, streams, complete)
 
     def _bind(self, named: list[tuple[str, Tensor]], streams: Streams, complete: bool) -> None:
-        group = self._group if self._group is not None else dist.group.WORLD
+        group = self.process_group if self.process_group is not None else dist.group.WORLD
         assert group is not None
         device = streams.device
         error: Exception | None = None
@@ -143,7 +145,7 @@ class CommState:
             transport=self._transport,
             memory=self._memory,
             clip=Clip(self.clip_norm) if self.clip_norm is not None else None,
-            warmup_steps=self.warmup_steps,
+            since=self._since,
             error_feedback=self.error_feedback,
             momentum=self.momentum,
             seed=self.seed,
@@ -164,6 +166,7 @@ class CommState:
             "error": None if error is None else str(error),
             "version": __version__,
             "codec": self.codec.spec(),
+            "schedule": self._schedule.spec() if self._schedule.scheduled else None,
             "warmup_steps": self.warmup_steps,
             "clip_norm": self.clip_norm,
             "error_feedback": self.error_feedback,
@@ -182,15 +185,13 @@ class CommState:
             agree(self._transport, mine)
         except Exception as disagreement:
             raise (error or disagreement) from (disagreement if error else None)
-        if chosen == "hierarchy":
-            found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
-            self._runner.transport = HostsTransport(self._transport, found)
+        self._runner.transport = self._carrier(chosen)
         self._lane = make_lane(streams, enqueues=getattr(self._transport, "enqueues", False))
-        self._bound = True
+        self._bound, self._complete = True, complete
         if self._transport.rank == 0:
             logger.info("gradcomm: %s", self.describe())
-        if self._pending_state is not None:
-            self._take_state(self._pending_state)
+        if complete:
+            self._take_pending()
 
     def describe(self) -> str:
         """The recipe in one line."""
@@ -217,16 +218,54 @@ class CommState:
         checks.bucket_device(buffer.device, self._memory.device)
         keys = tuple(self._buckets.add(p).key for p in params)
         self._begin(keys)
-        step, warm = self._step, self._step < self.warmup_steps
+        what = f"bucket {bucket.index()}"
+        if self._pending is not None and self._replay is None:
+            saved = checkpoint.read(self._pending[0], self._transport.rank, self._transport.size)
+            self._replay = Replay(len(saved.body["parameters"]))
+        if self._replay is None or self._graph_task == -1:
+            return self._submit(keys, buffer, what)
+        numels = [p.numel() for p in params]
+        future = self._replay.hold(keys, numels, buffer)
+        if self._replay.complete:
+            self._release()
+        return future
+
+    def _submit(self, keys: BucketKey, buffer: Tensor, what: str) -> torch.futures.Future[Tensor]:
+        if not self._agreed:
+            self._compare()
+        step = self._step
+        spend = step == self._flush_at
+        warm = spend or step < self.warmup_steps
         stale = self._buckets.stale(keys, warm)
         # What runs in the lane may still write to the old layout.
-        with self._lane.between() if stale else contextlib.nullcontext():
+        with self._lane.between() if stale or spend else contextlib.nullcontext():
             if self._runner.clip is not None:
                 for old in stale:
-                    self._runner.clip.forget(old)
-            parts = self._buckets.parts(keys, buffer, warm)
-        job = functools.partial(self._runner.run, parts, keys, buffer, step)
-        return self._lane.submit(job, buffer, f"step {step}, bucket {bucket.index()}")
+                    if old != keys:
+                        self._runner.clip.forget(old)
+            if spend:
+                self._memory.settle()
+            parts = self._buckets.parts(keys, buffer, warm, spend)
+        spent = self.codec if spend else None
+        job = functools.partial(self._runner.run, parts, keys, buffer, step, spent)
+        return self._lane.submit(job, buffer, f"step {step}, {what}")
+
+    def _release(self) -> None:
+        """Exchanges the buckets that were held for the replay."""
+        assert self._replay is not None
+        held = self._replay.held
+        if self._take_pending(self._seen):  # may bring a layout to follow
+            self._begin_step()
+        layout, self._replay, self._layout = self._layout, None, []
+        buckets = regroup(held, layout)
+        if self._runner.clip is not None:
+            for keys in set(layout) - {keys for keys, _ in buckets}:
+                self._runner.clip.forget(keys)
+        for i, (keys, buffer) in enumerate(buckets):
+            self._submit(keys, buffer, f"bucket {i} of the checkpoint")
+        for h in held:
+            done = self._lane.submit(h.fill, h.buffer, f"step {self._step}, copying back")
+            done.add_done_callback(h.complete)
 
     def _begin(self, keys: tuple[int, ...]) -> None:
         """A parameter that comes a second time begins a new step. Buckets' indices would not do: with
@@ -234,6 +273,7 @@ class CommState:
         if not self._seen.isdisjoint(keys):
             self._step += 1
             self._seen.clear()
+        new = not self._seen
         self._seen.update(keys)
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
@@ -242,18 +282,17 @@ class CommState:
                 # Runs in the thread that called backward, before DDP's own: raises there what the
                 # lane ran into, with its traceback.
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if new:
+            self._begin_step()
 
     def _finish(self) -> None:
+        if self._replay is not None and self._replay.held:
+            self._release()  # not all of the checkpoint's parameters came
         self._graph_task = -1
         with self._runner.meter.wait():
             self._lane.drain()
 
     # ---- what the user sees -----------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Steps begun so far: backward passes that synchronized."""
-        return self._step + bool(self._seen)
 
     def stats(self) -> dict[str, Any]:
         """What was measured since registering.
@@ -274,44 +313,6 @@ class CommState:
         report["memory_bytes"] = self._memory.bytes()
         report["scratch_bytes"] = self._runner.scratch.bytes()
         return report
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and step count, by parameter name; tensors are copies.
-
-        Each rank saves its own. Resume with the same codec and the same number of ranks.
-        """
-        checks.bound(self._bound, "state_dict")
-        self._lane.drain()
-        names = {p.key: p.name for p in self._buckets.parameters}
-        return {
-            "version": __version__,
-            "codec": self.codec.spec(),
-            "rank": self._transport.rank,
-            "ranks": self._transport.size,
-            "step": self.step,
-            "memory": self._memory.state(names),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what ``state_dict`` of the same rank returned.
-
-        Raises ValueError when it is of another codec, rank, number of ranks or model. Before the
-        first step of a state that was not made by ``register`` it is checked in that step.
-        """
-        if self._bound:
-            self._take_state(state)
-        else:
-            self._pending_state = state
-
-    def _take_state(self, state: dict[str, Any]) -> None:
-        keys = {p.name: p.key for p in self._buckets.parameters}
-        sizes = {p.name: p.tensor.numel() for p in self._buckets.parameters}
-        checks.state(state, self.codec.spec(), self._transport.rank, self._transport.size, sizes)
-        self._pending_state = None
-        with self._lane.between():
-            self._buckets.clear()
-            self._memory.load(state["memory"], keys)
-        self._step, self._seen = state["step"], set()
 
     def close(self) -> None:
         """Ends the lane's thread and the transport it made. The hook cannot be called after it."""

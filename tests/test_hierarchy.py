@@ -62,11 +62,11 @@ def _error_feedback(rank: int, ranks: int, codec: str, hosts: list[list[int]]) -
         true += alone / ranks
     # What each rank's pieces are worth of the mean: a residual of a mean of s ranks is s of P.
     held = torch.zeros(64 * 96)
-    state_dict = state.state_dict()["memory"]
-    for piece in state_dict["owned"]:
-        residual = piece["residual"]
-        held[piece["first"] : piece["first"] + residual.numel()] += residual * piece["share"] / ranks
-    assert not state_dict["slots"].get("residual")  # nothing by rank
+    body = state.state_dict()[f"rank {rank}"]
+    for slot in ("owner", "host"):
+        for residual in body["memory"][slot].values():
+            held += residual * body["shares"][slot] / ranks
+    assert not body["memory"].get("residual")  # nothing by rank
     dist.all_reduce(held)
     state.close()
     return float((applied + held - true).norm() / true.norm())
@@ -127,7 +127,8 @@ def _nonfinite(rank: int, ranks: int, codec: str) -> bool:
         ddp(x).square().mean().backward()
         grads = torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None])
         finite.append(bool(torch.isfinite(grads).all()))
-    held = [o["residual"] for o in state.state_dict()["memory"]["owned"]]
+    memory = state.state_dict()[f"rank {rank}"]["memory"]
+    held = [residual for slot in ("owner", "host") for residual in memory.get(slot, {}).values()]
     state.close()
     return finite == [True, False, True, True] and all(bool(torch.isfinite(h).all()) for h in held)
 
@@ -180,8 +181,8 @@ def _warm(rank: int, ranks: int) -> str:
         ddp(torch.randn(16, 40)).square().mean().backward()
         ends[exchange] = state.state_dict()
         state.close()
-    assert ends["shard"]["memory"]["slots"]["residual"]
-    assert not ends["hierarchy"]["memory"]["slots"].get("residual")
+    assert ends["shard"][f"rank {rank}"]["memory"]["residual"]
+    assert not ends["hierarchy"][f"rank {rank}"]["memory"].get("residual")
     grads = torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None])
     return digest(grads)
 

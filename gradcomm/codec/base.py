@@ -87,6 +87,8 @@ class Codec(abc.ABC):
     name: ClassVar[str]
     #: Exchanges that can carry it: any of ``reduce``, ``gather``, ``shard``, ``hierarchy``.
     exchanges: ClassVar[tuple[str, ...]]
+    #: Whether the residual lies in the order of the parameter's indices, not of its memory.
+    by_index: ClassVar[bool] = False
 
     @property
     def recipe(self) -> Recipe:
@@ -104,6 +106,11 @@ class Codec(abc.ABC):
     def order(self, shapes: list[torch.Size]) -> list[int]:
         """In which order the parameters of a part shall lie in block space."""
         return list(range(len(shapes)))
+
+    def own_slots(self, shape: torch.Size) -> dict[str, int]:
+        """What the codec keeps in the memory beside the residual, for a parameter of this shape: the
+        slot and its element count."""
+        return {}
 
     def spec(self) -> str:
         """The codec as a string that ``gradcomm.codec.parse`` reads: its name and its options."""

@@ -53,6 +53,7 @@ class PowerSGD(Codec):
 
     name = "powersgd"
     exchanges = ("reduce",)
+    by_index = True
     rank: int = 4
     min_compression_rate: float = 2.0
     start_step: int = 100
@@ -87,6 +88,10 @@ class PowerSGD(Codec):
     def order(self, shapes: list[torch.Size]) -> list[int]:
         """Same-shape matrices beside one another, so that a view batches them."""
         return sorted(range(len(shapes)), key=lambda i: _matrix(shapes[i]))
+
+    def own_slots(self, shape: torch.Size) -> dict[str, int]:
+        n, m = _matrix(shape)
+        return {"q": min(self.rank, n, m) * m}
 
     def payload_numel(self, shape: torch.Size) -> int:
         """float32 numbers that are summed over ranks for a parameter of this shape."""
@@ -184,7 +189,7 @@ class PowerSGD(Codec):
                 [draw(k, numel, 0) for k, (_, numel) in zip(part.keys, places, strict=True)]
             )
             turn.memory.adopt("q", part, flat, places)
-        elif not self.warm_start:
+        if not self.warm_start:
             for k, (first, numel) in zip(part.keys, places, strict=True):
                 flat[first : first + numel] = draw(k, numel, turn.step)
         return flat

@@ -1,0 +1,199 @@
+"""Where training stands, and how it changes course: steps, codec, loss scale."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from gradcomm import checks
+from gradcomm.auto import fastest
+from gradcomm.buckets import BucketKey, Buckets
+from gradcomm.clip import Clip
+from gradcomm.codec import Auto, Codec, Dense
+from gradcomm.exchange import choose
+from gradcomm.handshake import agree
+from gradcomm.lane import Lane
+from gradcomm.memory import Memory
+from gradcomm.plan import PlainRule, Plan
+from gradcomm.replay import Replay
+from gradcomm.runner import Runner
+from gradcomm.scale import LossScale
+from gradcomm.schedule import Schedule
+from gradcomm.transport import Transport
+from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
+
+logger = logging.getLogger("gradcomm")
+
+Recipe = Literal["recipe"]
+
+
+class Course:
+    """The part of ``CommState`` that knows what was done so far and what comes next."""
+
+    codec: Codec
+    warmup_steps: int
+    clip_norm: float | Literal["auto"] | None
+    error_feedback: bool
+    momentum: float
+    seed: int
+    _schedule: Schedule
+    _wanted: dict[str, Any]  # the constructor's arguments, less who carries what
+    _exchange: str | None
+    _hosts: Any
+    _chosen: str
+    _plain_rule: PlainRule
+    _min_numel: int
+    process_group: dist.ProcessGroup | None
+    _transport: Transport
+    _memory: Memory
+    _buckets: Buckets
+    _runner: Runner
+    _lane: Lane
+
+    def _start(self) -> None:
+        self._bound = False
+        self._complete = False  # whether all parameters are known
+        self._agreed = False  # whether ranks have compared where they stand since the last load
+        self._step = 0
+        self._since = self.warmup_steps  # the first step that is compressed
+        self._flush_at = -1
+        self._seen: set[int] = set()
+        self._graph_task = -1
+        self._scale = LossScale()
+        self._pending: tuple[Any, bool] | None = None  # a state, strict: to be taken in the first step
+        self._replay: Replay | None = None
+        self._layout: list[BucketKey] = []  # that the replay is to follow
+
+    @property
+    def step(self) -> int:
+        """Steps begun so far: backward passes that synchronized."""
+        return self._step + bool(self._seen)
+
+    # ---- another codec ------------------------------------------------------------------------
+
+    def set_codec(self, codec: Codec | str, *, exchange: str | None = None) -> None:
+        """Another codec, or other options of it, from the next step on; it ends a schedule.
+
+        Residuals are carried over where the new codec uses error feedback and takes the same
+        parameters. Where it does not, the next step is exchanged plain with all residuals added
+        (``flush``), and the new codec begins after it. Momentum is carried over, PowerSGD's factors
+        begin anew. There is no new warm-up; a density ramp begins anew only after ``"none"``. Clipping
+        and error feedback follow the new codec's recipe unless ``register`` was told otherwise.
+        ``exchange``: as in ``register``; by default chosen.
+
+        Collective, between two steps. Raises ValueError for a bad codec, DisagreementError on every rank
+        when ranks differ or one of them has an error.
+        """
+        checks.between_steps("set_codec")
+        error: Exception | None = None
+        try:
+            schedule = Schedule(codec)
+            schedule.check_exchange(exchange)
+        except Exception as problem:
+            if not self._bound:
+                raise
+            error = problem
+        if self._bound:
+            said = None if error else schedule.at(0).spec()
+            self._agree("set_codec", {"codec": said, "exchange": exchange}, error)
+        self._schedule, self._exchange = schedule, exchange
+        self._wanted.update(codec=schedule.at(0), exchange=exchange)
+        if self._bound:
+            self._change(schedule.at(0), self.step)
+        else:
+            self._use(schedule.at(0))
+
+    def flush(self) -> None:
+        """The next step is exchanged plain with all residuals added: none is left after it. For the last
+        step before an evaluation or the end of training. A residual stays where that step's mean is not
+        finite. Collective, between two steps."""
+        checks.between_steps("flush")
+        checks.bound(self._bound, "flush")
+        self._agree("flush", {}, None)
+        self._flush_at = self.step
+
+    def attach_scaler(self, scaler: Any) -> None:
+        """Follows the loss scale of a ``torch.amp.GradScaler``: when it moves from s to s', residuals,
+        momentum and running norms are multiplied by s'/s before the next step, and a ``clip_norm`` is
+        taken to be of the gradient before scaling. On every rank. Raises TypeError for what is no
+        scaler."""
+        self._scale.attach(scaler)
+
+    def _agree(self, doing: str, mine: dict[str, Any], error: Exception | None) -> None:
+        with self._lane.between():
+            try:
+                told = {"error": None if error is None else str(error), "step": self.step, **mine}
+                remedy = f"call {doing} on every rank alike, after the same step"
+                agree(self._transport, told, doing, remedy)
+            except Exception as disagreement:
+                raise (error or disagreement) from (disagreement if error else None)
+
+    def _use(self, codec: Codec) -> None:
+        """Options that follow the codec."""
+        self.codec = codec
+        recipe, clip, feedback = codec.recipe, self._wanted["clip_norm"], self._wanted["error_feedback"]
+        self.clip_norm = recipe.clip_norm if clip == "recipe" else clip
+        self.error_feedback = recipe.error_feedback if feedback == "recipe" else feedback
+
+    def _plan(self, codec: Codec) -> Plan:
+        chosen = choose(codec, self._transport.size, self._exchange)
+        return Plan(codec, chosen, self._plain_rule, self._min_numel)
+
+    def _carrier(self, chosen: str) -> Transport:
+        """What an exchange goes over. Collective."""
+        if chosen != "hierarchy":
+            return self._transport
+        found = find_hosts(self._transport) if self._hosts is None else self._hosts
+        return HostsTransport(self._transport, check_hosts(found, self._transport.size))
+
+    def _change(self, codec: Codec, at: int) -> None:
+        """The codec from step ``at``, the next one, on. The same on every rank."""
+        with self._lane.between():
+            if isinstance(codec, Auto):
+                codec, _ = fastest(self._transport, self._memory.device or torch.device("cpu"))
+            old, everything = self.codec, self._buckets.parameters
+            kept = {p.key for p in everything if not p.plain} if self.error_feedback else set()
+            plan = self._plan(codec)
+            if plan.exchange != self._chosen:
+                self._runner.transport = self._carrier(plan.exchange)
+            self._use(codec)
+            self._chosen = plan.exchange
+            self._buckets.change(plan)
+            self._memory.settle()
+            self._memory.forget("q")
+            if old.by_index != codec.by_index:
+                for p in everything:
+                    self._memory.reorder(p.key, p.tensor, codec.by_index)
+            if any(p.plain or not self.error_feedback for p in everything if p.key in kept):
+                self._flush_at = at
+            if isinstance(old, Dense):
+                self._since = max(at, self.warmup_steps)
+            self._follow()
+        if self._transport.rank == 0:
+            logger.info("gradcomm: from step %d on %s by %s", at, codec.spec(), self._chosen)
+
+    def _follow(self) -> None:
+        """Tells the runner."""
+        runner, clip = self._runner, self._runner.clip
+        runner.since, runner.seed, runner.error_feedback = self._since, self.seed, self.error_feedback
+        if self.clip_norm is None:
+            runner.clip = None
+        elif clip is None or clip.norm != self.clip_norm:
+            runner.clip = Clip(self.clip_norm)
+
+    def _begin_step(self) -> None:
+        """What is due before the first bucket of a step."""
+        codec = self._schedule.change(self._step)
+        if codec is not None and codec != self.codec:
+            self._change(codec, self._step)
+        ratio = self._scale.move()
+        if ratio is not None:
+            with self._lane.between():
+                self._memory.scale(ratio)
+                if self._runner.clip is not None:
+                    self._runner.clip.scale(ratio)
+        if self._runner.clip is not None and self._scale.attached:
+            self._runner.clip.loss_scale = 1.0 if self._scale.last is None else self._scale.last
