@@ -294,7 +294,7 @@ def test_nothing_asks_a_gpu_for_a_value_or_strays_to_the_cpu(text: str, dtype: t
             transport=transport,
             memory=Memory(ranks, device),
             clip=Clip("auto"),
-            warmup_steps=0,
+            since=0,
             error_feedback=True,
             momentum=0.9,
             seed=0,
