@@ -71,7 +71,7 @@ class Runner:
             )
         if exact is not None:
             norm = torch.linalg.vector_norm
-            self.meter.errors.append(float(norm(buffer - exact) / norm(exact).clamp(min=1e-30)))
+            self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
         if self.verify:
             compare_ranks(self.transport, buffer)
 
@@ -83,11 +83,13 @@ class Runner:
         return exact
 
     def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
-        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket."""
+        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket. Where
+        that is not finite the bucket gets it, as the other ranks must, but u is without it."""
         u = self.memory.flat("momentum", part)
         u.mul_(self.momentum)
         for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
             mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
-            mine.add_(g if gain is None else g * gain)
-            g.copy_(mine)
+            wide = mine + (g if gain is None else g * gain)
+            g.copy_(wide)
+            torch.where(torch.isfinite(wide), wide, mine, out=mine)
         return u

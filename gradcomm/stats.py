@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch import Tensor
+
 #: ``with clock("wire"): …`` adds the time to a phase.
 Clock = Callable[[str], AbstractContextManager[None]]
 
@@ -56,6 +59,11 @@ class Meter:
         self.plain_bytes += 2 * numel * element_size * (ranks - 1) / ranks
         self.sent[codec] = self.sent.get(codec, 0) + sent
         self.elements[codec] = self.elements.get(codec, 0) + numel
+
+    def sample(self, error: Tensor) -> None:
+        """A relative compression error, 0-d. That of a step that was not finite says nothing."""
+        if bool(torch.isfinite(error)):
+            self.errors.append(float(error))
 
     def report(self, steps: int, traffic: Traffic) -> dict[str, Any]:
         per_step = 1e3 / max(1, steps)
