@@ -64,6 +64,12 @@ class Buckets:
             self._warm.discard(keys)
         return plain if warm else compressed
 
+    def release(self) -> None:
+        """Forgets the layout; the memory keeps what its parts held, by parameter."""
+        for compressed, plain in self._parts.values():
+            self._drop([*compressed, *plain])
+        self.clear()
+
     def clear(self) -> None:
         """Forgets the layout, not the parameters."""
         self._parts.clear()

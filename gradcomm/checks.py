@@ -59,6 +59,11 @@ def ddp(model: Any) -> None:
             "gradcomm: DDP's mixed_precision= takes the model's one communication hook; use "
             "torch.autocast instead"
         )
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            "gradcomm: torch._dynamo.config.optimize_ddp is 'python_reducer', which calls hooks without "
+            "buckets; set it to 'ddp_optimizer', the default, before the model is wrapped"
+        )
     if model._comm_hooks:
         names = [getattr(h, "__qualname__", str(h)) for h, _ in model._comm_hooks]
         raise ValueError(

@@ -31,7 +31,7 @@ def register(
     """Compresses the gradients of a DDP model from its next backward on.
 
     Args:
-        ddp: the model, without a communication hook so far.
+        ddp: the model, without a communication hook so far; or what ``torch.compile`` made of it.
         codec: a codec, or its name, ``"onebit"`` or ``"topk:density=0.01"``, say.
         process_group: the ranks that average; by default, and normally, DDP's own.
         options: those of ``CommState``, all of which have defaults under which the codec trains well.
@@ -41,6 +41,7 @@ def register(
     Collective: every rank calls it with the same arguments. Raises TypeError or ValueError for bad
     arguments, DisagreementError on every rank when ranks differ or one of them fails.
     """
+    ddp = getattr(ddp, "_orig_mod", ddp)  # torch.compile(ddp)
     checks.ddp(ddp)
     group = process_group if process_group is not None else ddp.process_group
     checks.group(group)
@@ -48,6 +49,9 @@ def register(
     named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
     device = next(iter(ddp.module.parameters())).device
     checks.cpu(device)
-    state.bind(named, device, complete=True)
+    find_unused = ddp.find_unused_parameters or ddp.static_graph
+    state.bind(named, device, complete=True, find_unused=find_unused)
+    if process_group is None:
+        state.follow(ddp)
     ddp.register_comm_hook(state, comm_hook)
     return state

@@ -21,7 +21,8 @@ from gradcomm.verify import compare_ranks
 
 @dataclasses.dataclass
 class Runner:
-    """Everything that an exchange needs besides the bucket. Options are those of ``CommState``."""
+    """Everything that an exchange needs besides the bucket. Options are those of ``CommState``;
+    ``find_unused``: whether there may be parameters without a gradient in a step."""
 
     transport: Transport
     memory: Memory
@@ -32,6 +33,7 @@ class Runner:
     seed: int
     measure_every: int
     verify: bool
+    find_unused: bool
     meter: Meter = dataclasses.field(default_factory=Meter)
     scratch: Scratch = dataclasses.field(default_factory=Scratch)
 
@@ -56,9 +58,12 @@ class Runner:
                 error_feedback=self.error_feedback,
                 scratch=self.scratch,
             )
+            if self.find_unused and not plain and (self.error_feedback or self.momentum):
+                with self.meter.clock("encode"):
+                    turn.unused = _unused(part, buffer)
             if self.momentum and not plain:
                 with self.meter.clock("encode"):
-                    turn.momentum = self._accelerate(part, buffer, gain)
+                    turn.momentum = self._accelerate(part, buffer, gain, turn.unused)
                 turn.gain = None
             before = self.transport.traffic.sent
             EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
@@ -82,14 +87,29 @@ class Runner:
         self.transport.traffic = uncounted
         return exact
 
-    def _accelerate(self, part: Part, buffer: Tensor, gain: Tensor | None) -> Tensor:
+    def _accelerate(
+        self, part: Part, buffer: Tensor, gain: Tensor | None, unused: tuple[int, ...]
+    ) -> Tensor:
         """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket. Where
         that is not finite the bucket gets it, as the other ranks must, but u is without it."""
         u = self.memory.flat("momentum", part)
-        u.mul_(self.momentum)
-        for s, (first, numel) in zip(part.slices, part.layout.places(), strict=True):
+        for i, (s, (first, numel)) in enumerate(zip(part.slices, part.layout.places(), strict=True)):
+            if i in unused:
+                continue
             mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
+            mine.mul_(self.momentum)
             wide = mine + (g if gain is None else g * gain)
             g.copy_(wide)
             torch.where(torch.isfinite(wide), wide, mine, out=mine)
         return u
+
+
+def _unused(part: Part, buffer: Tensor) -> tuple[int, ...]:
+    """The parameters of a part whose gradient is zero throughout, as DDP fills it in where a rank has
+    none. Few elements tell that of nearly all others."""
+    found = []
+    for i, s in enumerate(part.slices):
+        g = buffer[s.offset : s.offset + s.numel]
+        if not bool(g[:64].any()) and not bool(g.any()):
+            found.append(i)
+    return tuple(found)

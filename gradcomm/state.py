@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from gradcomm import checks
 from gradcomm.auto import fastest
@@ -24,6 +26,7 @@ from gradcomm.memory import Memory
 from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
 from gradcomm.runner import Runner
 from gradcomm.stats import Meter, Traffic
+from gradcomm.transport import Transport
 from gradcomm.transport.choose import choose_transport
 from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
 from gradcomm.version import __version__
@@ -102,6 +105,7 @@ class CommState:
         if exchange is not None:
             choose(self.codec, 1, exchange)  # a bad name is told now, not in the first backward
         self._group, self._transport_wanted = process_group, transport
+        self._ddp: weakref.ref[DistributedDataParallel] | None = None
         self._bound = False
         self._step = 0
         self._seen: set[int] = set()
@@ -110,11 +114,18 @@ class CommState:
 
     # ---- set-up -----------------------------------------------------------------------------
 
-    def bind(self, named: list[tuple[str, Tensor]], device: torch.device, complete: bool) -> None:
+    def bind(
+        self,
+        named: list[tuple[str, Tensor]],
+        device: torch.device,
+        complete: bool,
+        find_unused: bool = True,
+    ) -> None:
         """Makes the lane and compares with the other ranks. Collective over the group.
 
-        ``named``: the parameters, all of them if ``complete``. Raises DisagreementError on every rank
-        when ranks differ, or when one of them has an error.
+        ``named``: the parameters, all of them if ``complete``. ``find_unused``: whether a step may leave
+        some without a gradient. Raises DisagreementError on every rank when ranks differ, or when one
+        of them has an error.
         """
         group = self._group if self._group is not None else dist.group.WORLD
         assert group is not None
@@ -126,7 +137,7 @@ class CommState:
             self.codec, measured = fastest(self._transport, device)
             logger.info("gradcomm: auto chose %s; ms to exchange 4 MiB: %s", self.codec.spec(), measured)
         self._chosen = chosen = choose(self.codec, ranks, self._exchange)
-        plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
+        self._plan = plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
         self._memory = Memory(ranks)
         self._buckets = Buckets(plan, self._memory)
         self._runner = Runner(
@@ -139,6 +150,7 @@ class CommState:
             seed=self.seed,
             measure_every=self.measure_every,
             verify=self.verify,
+            find_unused=find_unused,
         )
         try:
             for name, tensor in named:
@@ -171,15 +183,46 @@ class CommState:
             agree(self._transport, mine)
         except Exception as disagreement:
             raise (error or disagreement) from (disagreement if error else None)
-        if chosen == "hierarchy":
-            found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
-            self._runner.transport = HostsTransport(self._transport, found)
+        self._runner.transport = self._carrier(hosts)
         self._lane = Lane()
         self._bound = True
         if self._transport.rank == 0:
             logger.info("gradcomm: %s", self.describe())
         if self._pending_state is not None:
             self._take_state(self._pending_state)
+
+    def _carrier(self, hosts: list[list[int]] | None) -> Transport:
+        """What the exchange uses. Collective."""
+        if self._chosen != "hierarchy":
+            return self._transport
+        ranks = self._transport.size
+        found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
+        return HostsTransport(self._transport, found)
+
+    def follow(self, ddp: DistributedDataParallel) -> None:
+        """Goes where the model's process group goes (``_update_process_group``)."""
+        self._ddp = weakref.ref(ddp)
+
+    def _follow(self) -> None:
+        """If DDP has another process group now, so has the state. Collective over the new one."""
+        ddp = self._ddp() if self._ddp is not None else None
+        if ddp is None or ddp.process_group is self._group:
+            return
+        if self._transport_wanted is not None:
+            raise RuntimeError(
+                "gradcomm: DDP's process group was changed, and transport= still has the ranks of the "
+                "old one; register without transport=, which follows, or on a newly wrapped model"
+            )
+        self._lane.drain()
+        self._buckets.release()  # the owners' residuals go back to ranks, times the old number of them
+        old = self._transport
+        old.close()
+        self._group = ddp.process_group
+        self._transport = choose_transport(None, self._group, next(ddp.parameters()).device)
+        self._transport.traffic = old.traffic
+        self._memory.ranks = self._transport.size
+        self._plan.exchange = self._chosen = choose(self.codec, self._transport.size, self._exchange)
+        self._runner.transport = self._carrier(None)
 
     def describe(self) -> str:
         """The recipe in one line."""
@@ -204,6 +247,7 @@ class CommState:
         if not self._bound:
             checks.cpu(buffer.device)
             self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], buffer.device, False)
+        self._follow()
         keys = tuple(self._buckets.add(p).key for p in params)
         self._begin(keys)
         step, warm = self._step, self._step < self.warmup_steps

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 HERE = pathlib.Path(__file__).parent
 CPU = HERE.parent.parent / "csrc" / "cpu"
 TARGETS = ("decode_mean", "reduce_encode", "topk_mask")
-FLAGS = (
-    "-std=c++20 -O1 -g -ffp-contract=off -Wno-psabi -fno-omit-frame-pointer "
-    "-fsanitize=address,undefined -fno-sanitize-recover=all"
-).split()
+FLAGS = [
+    *("-std=c++20", "-O1", "-g", "-ffp-contract=off", "-Wno-psabi", "-fno-omit-frame-pointer"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+]
 #: Of CMakeLists.txt: instruction sets besides the baseline, and what /proc/cpuinfo must say for them.
 WIDE = {
     "avx512": ("-march=x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
@@ -38,10 +38,10 @@ def compiler(engine: str) -> list[str] | None:
     if engine == "mutate":
         gxx = shutil.which("g++")
         return [gxx, *FLAGS] if gxx else None
-    names = ["clang++", *sorted((pathlib.Path(p).name for p in glob.glob("/usr/bin/clang++-*")))]
+    names = ["clang++", *sorted(pathlib.Path(p).name for p in glob.glob("/usr/bin/clang++-*"))]
     for name in filter(shutil.which, names):
         probe = [name, "-fsanitize=fuzzer,address", "-x", "c++", "-", "-o", os.devnull]
-        source = b'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
+        source = b'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
         if subprocess.run(probe, input=source, capture_output=True).returncode == 0:
             return [name, *FLAGS, "-fsanitize=fuzzer-no-link"]
     return None
@@ -94,7 +94,12 @@ def build(
 def fuzz(binary: pathlib.Path, seconds: float, corpus: list[pathlib.Path]) -> tuple[int, str]:
     """Executions, and what a sanitizer said ("" if nothing). Findings are kept beside the binary."""
     command = [str(binary), *map(str, corpus), f"-max_total_time={seconds:g}", "-max_len=4096"]
-    command += ["-print_final_stats=1", f"-artifact_prefix={binary}-", "-timeout=20", "-rss_limit_mb=2048"]
+    command += [
+        "-print_final_stats=1",
+        f"-artifact_prefix={binary}-",
+        "-timeout=20",
+        "-rss_limit_mb=2048",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     found = re.search(r"number_of_executed_units:\s*(\d+)", done.stdout + done.stderr)
     if done.returncode == 0 and found:
@@ -122,7 +127,10 @@ def main() -> None:
             corpus.insert(0, new)
         runs, problem = fuzz(binary, arguments.seconds, corpus)
         findings += bool(problem)
-        print(f"{target:14} {runs:>12} executions, {'no finding' if not problem else 'a finding:'}", flush=True)
+        print(
+            f"{target:14} {runs:>12} executions, {'no finding' if not problem else 'a finding:'}",
+            flush=True,
+        )
         if problem:
             print(problem)
     if findings:
