@@ -163,7 +163,9 @@ class RecordCodec(Codec):
         with error feedback, what the payload does not hold stays in the memory's residual."""
         format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
         residual = turn.memory.flat("residual", part) if turn.error_feedback else None
-        with SetAside(part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)):
+        with SetAside(
+            part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)
+        ):
             ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
             if turn.momentum is not None:
                 self.forget_sent(part, payload, format, turn.momentum)
