@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradcomm.buckets import BucketKey
 from gradcomm.clip import Clip
+from gradcomm.codec import Dense
 from gradcomm.codec.base import Scratch, Turn
 from gradcomm.exchange import EXCHANGES
 from gradcomm.memory import Memory
@@ -17,6 +18,10 @@ from gradcomm.random import key_of
 from gradcomm.stats import Meter, Traffic
 from gradcomm.transport import Transport
 from gradcomm.verify import compare_ranks
+
+
+class ExchangeError(RuntimeError):
+    """An exchange failed: in which phase, of what; ``__cause__`` is the error itself."""
 
 
 @dataclasses.dataclass
@@ -38,47 +43,58 @@ class Runner:
     scratch: Scratch = dataclasses.field(default_factory=Scratch)
 
     def run(self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int) -> None:
-        """Replaces a bucket by its mean over ranks."""
-        plain = buffer.is_sparse or not buffer.is_floating_point()
-        exact = None
-        if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
-            exact = self._exact_mean(buffer)
-        gain = None
-        if self.clip is not None and not plain:
+        """Replaces a bucket by its mean over ranks. Raises ExchangeError, which names the phase."""
+        what, self.meter.phase = "the bucket", "encode"
+        try:
+            plain = buffer.is_sparse or not buffer.is_floating_point()
+            exact = None
+            if self.measure_every and step % self.measure_every == 0 and not buffer.is_sparse:
+                exact = self._exact_mean(buffer)
+            gain = None
+            if self.clip is not None and not plain:
+                with self.meter.clock("encode"):
+                    gain = self.clip.gain(key, buffer, step)
+            for part in parts:
+                what = f"{part.codec.name} by {part.exchange}"
+                self._exchange(part, buffer, step, gain, plain)
+            if exact is not None:
+                norm = torch.linalg.vector_norm
+                self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
+            if self.verify:
+                what, self.meter.phase = "all parts", "verify"
+                compare_ranks(self.transport, buffer)
+        except Exception as cause:
+            where = f"{self.meter.phase} of {what}"
+            raise ExchangeError(f"{where}: {type(cause).__name__}: {cause}") from cause
+
+    def _exchange(self, part: Part, buffer: Tensor, step: int, gain: Tensor | None, plain: bool) -> None:
+        turn = Turn(
+            step=max(0, step - self.warmup_steps),
+            key=key_of(self.seed, step, self.transport.rank),
+            gain=gain,
+            ranks=self.transport.size,
+            rank=self.transport.rank,
+            memory=self.memory,
+            error_feedback=self.error_feedback,
+            scratch=self.scratch,
+        )
+        remembers = self.momentum or (self.error_feedback and not isinstance(part.codec, Dense))
+        if self.find_unused and remembers and not plain:
             with self.meter.clock("encode"):
-                gain = self.clip.gain(key, buffer, step)
-        for part in parts:
-            turn = Turn(
-                step=max(0, step - self.warmup_steps),
-                key=key_of(self.seed, step, self.transport.rank),
-                gain=gain,
-                ranks=self.transport.size,
-                rank=self.transport.rank,
-                memory=self.memory,
-                error_feedback=self.error_feedback,
-                scratch=self.scratch,
-            )
-            if self.find_unused and not plain and (self.error_feedback or self.momentum):
-                with self.meter.clock("encode"):
-                    turn.unused = _unused(part, buffer)
-            if self.momentum and not plain:
-                with self.meter.clock("encode"):
-                    turn.momentum = self._accelerate(part, buffer, gain, turn.unused)
-                turn.gain = None
-            before = self.transport.traffic.sent
-            EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
-            self.meter.count(
-                part.codec.name,
-                part.numel,
-                buffer.element_size(),
-                self.transport.size,
-                self.transport.traffic.sent - before,
-            )
-        if exact is not None:
-            norm = torch.linalg.vector_norm
-            self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
-        if self.verify:
-            compare_ranks(self.transport, buffer)
+                turn.unused = _unused(part, buffer)
+        if self.momentum and not plain:
+            with self.meter.clock("encode"):
+                turn.momentum = self._accelerate(part, buffer, gain, turn.unused)
+            turn.gain = None
+        before = self.transport.traffic.sent
+        EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
+        self.meter.count(
+            part.codec.name,
+            part.numel,
+            buffer.element_size(),
+            self.transport.size,
+            self.transport.traffic.sent - before,
+        )
 
     def _exact_mean(self, buffer: Tensor) -> Tensor:
         exact = buffer / self.transport.size

@@ -29,6 +29,7 @@ from gradcomm.stats import Meter, Traffic
 from gradcomm.transport import Transport
 from gradcomm.transport.choose import choose_transport
 from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
+from gradcomm.verify import CheckedTransport
 from gradcomm.version import __version__
 
 logger = logging.getLogger("gradcomm")
@@ -65,7 +66,8 @@ class CommState:
         seed: of all random numbers; the same on every rank.
         measure_every: every so many steps the exact mean is exchanged too, to measure the compression
             error that ``stats()`` reports. 0: never, since it costs a plain exchange.
-        verify: compares the result's hash across ranks after every bucket (slow; for debugging).
+        verify: checks every payload by a checksum, and the result's hash across ranks after every bucket
+            (slow; for debugging).
 
     ``"recipe"``, the default of three options, is what the codec's docstring recommends.
 
@@ -193,11 +195,11 @@ class CommState:
 
     def _carrier(self, hosts: list[list[int]] | None) -> Transport:
         """What the exchange uses. Collective."""
+        whole = CheckedTransport(self._transport) if self.verify else self._transport
         if self._chosen != "hierarchy":
-            return self._transport
-        ranks = self._transport.size
-        found = check_hosts(find_hosts(self._transport), ranks) if hosts is None else hosts
-        return HostsTransport(self._transport, found)
+            return whole
+        found = check_hosts(find_hosts(whole), whole.size) if hosts is None else hosts
+        return HostsTransport(whole, found)
 
     def follow(self, ddp: DistributedDataParallel) -> None:
         """Goes where the model's process group goes (``_update_process_group``)."""
@@ -258,7 +260,10 @@ class CommState:
                     self._runner.clip.forget(old)
         parts = self._buckets.parts(keys, buffer, warm)
         job = functools.partial(self._runner.run, parts, keys, buffer, step)
-        return self._lane.submit(job, buffer, f"step {step}, bucket {bucket.index()}")
+        future = self._lane.submit(job, buffer, f"step {step}, bucket {bucket.index()}")
+        if torch._C._current_graph_task_id() == -1:
+            self._lane.drain()  # no backward (DDP.join): nobody asks later whether it failed
+        return future
 
     def _begin(self, keys: tuple[int, ...]) -> None:
         """A parameter that comes a second time begins a new step. Buckets' indices would not do: with
