@@ -27,9 +27,10 @@ INTERFACE = "eth0"
 
 def missing(link: Link) -> str | None:
     """Why no hosts with such links can be made here, or None if they can."""
-    for command in ("ip", "tc"):
+    packages = {"ip": "iproute2", "tc": "iproute2"} | ({"nft": "nftables"} if link.loss else {})
+    for command, package in packages.items():
         if shutil.which(command) is None:
-            return f"there is no command {command!r} (Debian: apt install iproute2)"
+            return f"there is no command {command!r} (Debian: apt install {package})"
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:
@@ -44,7 +45,7 @@ class Link:
     """Of every host to the switch, the same in both directions.
 
     ``mbit``: megabits a second, None for as fast as the machine copies. ``delay_ms``: added one way,
-    half of it at each end. ``loss``: share of packets that a host's end drops.
+    half of it at each end. ``loss``: share of the packets for a host that do not reach it.
     """
 
     mbit: float | None = None
@@ -101,16 +102,25 @@ class Hosts:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             _run("ip", "-n", name, "link", "set", INTERFACE, "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
-            self._shape(name, INTERFACE, self.link.loss)
-            self._shape(self._switch, port, 0.0)
+            self._shape(name, INTERFACE)
+            self._shape(self._switch, port)
+            if self.link.loss:
+                self._lose(name)
 
-    def _shape(self, namespace: str, device: str, loss: float) -> None:
-        """The sender's end of one direction: first delay and loss, then the rate."""
+    def _lose(self, namespace: str) -> None:
+        """By the firewall, since fewer kernels have netem."""
+        nft = ["ip", "netns", "exec", namespace, "nft"]
+        drop = f"iifname {INTERFACE} numgen random mod 10000 < {round(1e4 * self.link.loss)} drop"
+        _run(*nft, "add table ip loss")
+        _run(*nft, "add chain ip loss in { type filter hook input priority 0; }")
+        _run(*nft, f"add rule ip loss in {drop}")
+
+    def _shape(self, namespace: str, device: str) -> None:
+        """The sender's end of one direction: first delay, then the rate."""
         parent = ["root"]
-        if self.link.delay_ms or loss:
-            delay = ["delay", f"{self.link.delay_ms / 2}ms"] if self.link.delay_ms else []
-            drop = ["loss", f"{100 * loss}%"] if loss else []
-            netem = ["handle", "1:", "netem", "limit", "100000", *delay, *drop]
+        if self.link.delay_ms:
+            delay = ["delay", f"{self.link.delay_ms / 2}ms"]
+            netem = ["handle", "1:", "netem", "limit", "100000", *delay]
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *netem)
             parent = ["parent", "1:1"]
         if self.link.mbit is not None:

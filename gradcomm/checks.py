@@ -60,6 +60,11 @@ def ddp(model: Any) -> None:
             "gradcomm: DDP's mixed_precision= takes the model's one communication hook; use "
             "torch.autocast instead"
         )
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            "gradcomm: torch._dynamo.config.optimize_ddp is 'python_reducer', which calls hooks without "
+            "buckets; set it to 'ddp_optimizer', the default, before the model is wrapped"
+        )
     # A copy of a model lists its original's hook, but has none.
     hooks = [hook for hook, state in model._comm_hooks if not getattr(state, "copied", False)]
     if hooks:

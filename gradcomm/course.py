@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gradcomm import checks
 from gradcomm.auto import fastest
@@ -15,6 +17,7 @@ from gradcomm.clip import Clip
 from gradcomm.codec import Auto, Codec, Dense
 from gradcomm.exchange import choose
 from gradcomm.handshake import agree
+from gradcomm.kernels import prepare
 from gradcomm.lane import Lane
 from gradcomm.memory import Memory
 from gradcomm.plan import PlainRule, Plan
@@ -23,7 +26,9 @@ from gradcomm.runner import Runner
 from gradcomm.scale import LossScale
 from gradcomm.schedule import Schedule
 from gradcomm.transport import Transport
+from gradcomm.transport.choose import choose_transport
 from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
+from gradcomm.verify import CheckedTransport
 
 logger = logging.getLogger("gradcomm")
 
@@ -48,6 +53,8 @@ class Course:
     _min_numel: int
     process_group: dist.ProcessGroup | None
     _transport: Transport
+    _transport_wanted: Any
+    verify: bool
     _memory: Memory
     _buckets: Buckets
     _runner: Runner
@@ -62,6 +69,7 @@ class Course:
         self._flush_at = -1
         self._seen: set[int] = set()
         self._graph_task = -1
+        self._ddp: weakref.ref[DistributedDataParallel] | None = None
         self._scale = LossScale()
         self._pending: tuple[Any, bool] | None = None  # a state, strict: to be taken in the first step
         self._replay: Replay | None = None
@@ -144,20 +152,63 @@ class Course:
 
     def _carrier(self, chosen: str) -> Transport:
         """What an exchange goes over. Collective."""
+        whole = CheckedTransport(self._transport) if self.verify else self._transport
         if chosen != "hierarchy":
-            return self._transport
-        found = find_hosts(self._transport) if self._hosts is None else self._hosts
-        return HostsTransport(self._transport, check_hosts(found, self._transport.size))
+            return whole
+        found = find_hosts(whole) if self._hosts is None else self._hosts
+        return HostsTransport(whole, check_hosts(found, whole.size))
+
+    def _leave_hosts(self) -> None:
+        """Frees the parts of the transport that the hierarchy had."""
+        if isinstance(self._runner.transport, HostsTransport):
+            self._runner.transport.close()
+
+    # ---- another process group ----------------------------------------------------------------
+
+    def follow(self, ddp: DistributedDataParallel) -> None:
+        """Goes where the model's process group goes (``_update_process_group``)."""
+        self._ddp = weakref.ref(ddp)
+
+    def _follow_group(self) -> None:
+        """If DDP has another process group now, so has the state. Collective over the new one."""
+        ddp = self._ddp() if self._ddp is not None else None
+        if ddp is None or ddp.process_group is self.process_group:
+            return
+        if self._transport_wanted is not None:
+            raise RuntimeError(
+                "gradcomm: DDP's process group was changed, and transport= still has the ranks of the "
+                "old one; register without transport=, which follows, or on a newly wrapped model"
+            )
+        with self._lane.between():
+            self._leave_hosts()
+            old = self._transport
+            old.close()
+            self.process_group = ddp.process_group
+            device = next(ddp.parameters()).device
+            self._transport = choose_transport(None, self.process_group, device)
+            self._transport.traffic = old.traffic
+            plan = self._plan(self.codec)
+            self._buckets.change(
+                plan
+            )  # owners' residuals go back to ranks, times the old number of them
+            self._memory.settle()
+            self._memory.ranks, self._chosen = self._transport.size, plan.exchange
+            self._runner.transport = self._carrier(self._chosen)
+
+    # ---- another codec, continued -------------------------------------------------------------
 
     def _change(self, codec: Codec, at: int) -> None:
         """The codec from step ``at``, the next one, on. The same on every rank."""
         with self._lane.between():
+            device = self._memory.device or torch.device("cpu")
             if isinstance(codec, Auto):
-                codec, _ = fastest(self._transport, self._memory.device or torch.device("cpu"))
+                codec, _ = fastest(self._transport, device)
             old, everything = self.codec, self._buckets.parameters
             kept = {p.key for p in everything if not p.plain} if self.error_feedback else set()
             plan = self._plan(codec)
+            prepare([codec], device)
             if plan.exchange != self._chosen:
+                self._leave_hosts()
                 self._runner.transport = self._carrier(plan.exchange)
             self._use(codec)
             self._chosen = plan.exchange

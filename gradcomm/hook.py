@@ -31,7 +31,7 @@ def register(
     """Compresses the gradients of a DDP model from its next backward on.
 
     Args:
-        ddp: the model, without a communication hook so far.
+        ddp: the model, without a communication hook so far; or what ``torch.compile`` made of it.
         codec: a codec, or its name, ``"onebit"`` or ``"topk:density=0.01"``, say; a schedule of several,
             ``{0: "none", 100: "onebit"}``; or a ``CommState`` not used so far, an unpickled one, say.
         process_group: the ranks that average; by default, and normally, DDP's own.
@@ -42,6 +42,7 @@ def register(
     Collective: every rank calls it with the same arguments. Raises TypeError or ValueError for bad
     arguments, DisagreementError on every rank when ranks differ or one of them fails.
     """
+    ddp = getattr(ddp, "_orig_mod", ddp)  # torch.compile(ddp)
     checks.ddp(ddp)
     group = process_group if process_group is not None else ddp.process_group
     checks.group(group)
@@ -52,7 +53,10 @@ def register(
         state = CommState(codec, **options)
     state.process_group = group
     named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
-    state.bind(named, complete=True)
+    find_unused = ddp.find_unused_parameters or ddp.static_graph
+    state.bind(named, complete=True, find_unused=find_unused)
+    if process_group is None:
+        state.follow(ddp)
     ddp._comm_hooks.clear()  # of a copied model: those of its original
     ddp.register_comm_hook(state, comm_hook)
     return state

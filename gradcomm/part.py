@@ -44,6 +44,7 @@ class Part:
         self.keys = tuple(s.key for s in self.slices)
         self.numel = self.layout.numel
         self._pieces: dict[tuple[int, int], list[Piece]] = {}
+        self.end = max((s.offset + s.numel for s in self.slices), default=0)  # in the bucket
 
     def chunk_blocks(self, chunks: int) -> int:
         """Blocks of each of ``chunks`` equal chunks; the last ones may hold padding only."""
@@ -51,6 +52,16 @@ class Part:
 
     def views(self, bucket: Tensor) -> list[Tensor]:
         return [s.view(bucket) for s in self.slices]
+
+    def places_in(self, flat: Tensor | None, indices: tuple[int, ...], begin: int = 0) -> list[Tensor]:
+        """The elements of some of the part's parameters in ``flat``, a tensor in block space, or in the
+        stretch of it that starts at element ``begin``. None of None."""
+        if flat is None or not indices:
+            return []
+        places = self.layout.places()
+        stretch = [(places[i][0] - begin, places[i][0] - begin + places[i][1]) for i in indices]
+        inside = [(max(0, low), min(high, flat.numel())) for low, high in stretch]
+        return [flat[low:high] for low, high in inside if low < high]
 
     def pieces(self, count: int, blocks: int) -> list[Piece]:
         """All of block space in ``count`` pieces of ``blocks`` blocks, to be exchanged by themselves."""

@@ -23,7 +23,7 @@ from gradcomm.handshake import agree
 from gradcomm.kernels import prepare
 from gradcomm.lane import make_lane
 from gradcomm.memory import Memory
-from gradcomm.plan import MIN_NUMEL, PlainRule, Plan
+from gradcomm.plan import MIN_NUMEL, PlainRule
 from gradcomm.replay import Replay, regroup
 from gradcomm.resume import Resumable
 from gradcomm.runner import Runner
@@ -68,7 +68,8 @@ class CommState(Resumable):
         seed: of all random numbers; the same on every rank.
         measure_every: every so many steps the exact mean is exchanged too, to measure the compression
             error that ``stats()`` reports. 0: never, since it costs a plain exchange.
-        verify: compares the result's hash across ranks after every bucket (slow; for debugging).
+        verify: checks every payload by a checksum, and the result's hash across ranks after every bucket
+            (slow; for debugging).
 
     ``"recipe"``, the default of three options, is what the codec's docstring recommends.
 
@@ -114,17 +115,20 @@ class CommState(Resumable):
 
     # ---- set-up -----------------------------------------------------------------------------
 
-    def bind(self, named: list[tuple[str, Tensor]], complete: bool) -> None:
+    def bind(self, named: list[tuple[str, Tensor]], complete: bool, find_unused: bool = True) -> None:
         """Makes the lane and compares with the other ranks. Collective over the group.
 
-        ``named``: the parameters, all of them if ``complete``. Raises DisagreementError on every rank
-        when ranks differ, or when one of them has an error.
+        ``named``: the parameters, all of them if ``complete``. ``find_unused``: whether a step may leave
+        some without a gradient. Raises DisagreementError on every rank when ranks differ, or when one
+        of them has an error.
         """
         streams = Streams(checks.one_device(named))
         with streams.use(streams.current()):  # object collectives go by the current device
-            self._bind(named, streams, complete)
+            self._bind(named, streams, complete, find_unused)
 
-    def _bind(self, named: list[tuple[str, Tensor]], streams: Streams, complete: bool) -> None:
+    def _bind(
+        self, named: list[tuple[str, Tensor]], streams: Streams, complete: bool, find_unused: bool
+    ) -> None:
         group = self.process_group if self.process_group is not None else dist.group.WORLD
         assert group is not None
         device = streams.device
@@ -138,7 +142,7 @@ class CommState(Resumable):
             logger.info("gradcomm: auto chose %s; ms to exchange 4 MiB: %s", self.codec.spec(), measured)
         self._chosen = chosen = choose(self.codec, ranks, self._exchange)
         prepare([self.codec], device)
-        plan = Plan(self.codec, chosen, self._plain_rule, self._min_numel)
+        plan = self._plan(self.codec)
         self._memory = Memory(ranks, device)
         self._buckets = Buckets(plan, self._memory)
         self._runner = Runner(
@@ -151,6 +155,7 @@ class CommState(Resumable):
             seed=self.seed,
             measure_every=self.measure_every,
             verify=self.verify,
+            find_unused=find_unused,
             meter=Meter(streams),
         )
         try:
@@ -216,6 +221,7 @@ class CommState(Resumable):
         if not self._bound:
             self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], False)
         checks.bucket_device(buffer.device, self._memory.device)
+        self._follow_group()
         keys = tuple(self._buckets.add(p).key for p in params)
         self._begin(keys)
         what = f"bucket {bucket.index()}"
@@ -248,7 +254,10 @@ class CommState(Resumable):
             parts = self._buckets.parts(keys, buffer, warm, spend)
         spent = self.codec if spend else None
         job = functools.partial(self._runner.run, parts, keys, buffer, step, spent)
-        return self._lane.submit(job, buffer, f"step {step}, {what}")
+        future = self._lane.submit(job, buffer, f"step {step}, {what}")
+        if self._graph_task == -1:
+            self._lane.drain()  # no backward (DDP.join): nobody asks later whether it failed
+        return future
 
     def _release(self) -> None:
         """Exchanges the buckets that were held for the replay."""
@@ -318,8 +327,7 @@ class CommState(Resumable):
         """Ends the lane's thread and the transport it made. The hook cannot be called after it."""
         if self._bound:
             self._lane.close()
-            if self._runner.transport is not self._transport:
-                self._runner.transport.close()
+            self._leave_hosts()
             if self._transport is not self._transport_wanted:
                 self._transport.close()
             self._bound = False

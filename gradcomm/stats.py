@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradcomm.streams import Event, Streams
@@ -53,7 +54,7 @@ class Meter:
         self.plain_bytes = 0.0  # what an all-reduce of the same buckets would have sent
         self.sent: dict[str, int] = {}  # by codec
         self.elements: dict[str, int] = {}  # by codec
-        self.samples = 0  # of the relative compression error
+        self._error_count: Tensor | int = 0  # samples of the relative compression error
         self.phase = "idle"
         self._error_sum: Tensor | float = 0.0
         self._streams = None if streams is None or streams.on_cpu else streams
@@ -101,13 +102,16 @@ class Meter:
         self.elements[codec] = self.elements.get(codec, 0) + numel
 
     def sample(self, error: Tensor) -> None:
-        """A relative compression error, 0-d, on any device."""
-        self.samples += 1
-        self._error_sum = error + self._error_sum
+        """A relative compression error, 0-d, on any device. That of a step that was not finite says
+        nothing."""
+        finite = torch.isfinite(error)
+        self._error_sum = torch.where(finite, error, 0.0) + self._error_sum
+        self._error_count = finite + self._error_count
 
     def report(self, steps: int, traffic: Traffic) -> dict[str, Any]:
         """Waits for what is still under way."""
         self._read(wait=True)
+        samples = int(self._error_count)
         per_step = 1e3 / max(1, steps)
         report: dict[str, Any] = {
             "steps": steps,
@@ -118,7 +122,7 @@ class Meter:
             "calls": traffic.calls,
             "sent_by_codec": dict(self.sent),
             "elements_by_codec": dict(self.elements),
-            "compression_error": float(self._error_sum) / self.samples if self.samples else None,
+            "compression_error": float(self._error_sum) / samples if samples else None,
         }
         report.update({f"{phase}_ms": s * per_step for phase, s in self.seconds.items()})
         return report

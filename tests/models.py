@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradcomm
@@ -56,3 +56,17 @@ def train_registered(
     stats = state.stats()
     state.close()
     return *result, stats
+
+
+class Direct(nn.Module):
+    """Parameters whose gradients are what ``forward`` is given: ``{name: gradient}``; a parameter that
+    is not named is not used. ``make``: of shape, the parameter's first value."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], make: Any = torch.zeros) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(make(shape)))
+
+    def forward(self, gradients: dict[str, Tensor]) -> Tensor:
+        products = [(p * gradients[n]).sum() for n, p in self.named_parameters() if n in gradients]
+        return torch.stack(products).sum()

@@ -45,6 +45,8 @@ class Turn:
     ``step`` counts from the first step that was compressed. ``key``: of this rank's random numbers.
     ``gain``: one float32 to multiply the gradient by, or None. ``momentum``: this rank's momentum of
     the part, float32 in block space, which the bucket holds in place of the gradient; or None.
+    ``unused``: which of the part's parameters have no gradient on this rank in this step. They send
+    zeros and keep what they remember: where no rank uses a parameter, DDP takes no result for it.
     """
 
     step: int
@@ -56,6 +58,26 @@ class Turn:
     error_feedback: bool
     scratch: Scratch
     momentum: Tensor | None = None
+    unused: tuple[int, ...] = ()
+
+
+class SetAside:
+    """Parts of a memory are zero until ``put_back``, or inside of ``with``; then as they were before."""
+
+    def __init__(self, pieces: list[Tensor]) -> None:
+        self._kept = [(piece, piece.clone()) for piece in pieces]
+        for piece in pieces:
+            piece.zero_()
+
+    def put_back(self) -> None:
+        for piece, kept in self._kept:
+            piece.copy_(kept)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.put_back()
 
 
 class Scratch:
@@ -148,9 +170,12 @@ class RecordCodec(Codec):
         with error feedback, what the payload does not hold stays in the memory's residual."""
         format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
         residual = turn.memory.flat("residual", part) if turn.error_feedback else None
-        ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
-        if turn.momentum is not None:
-            self.forget_sent(part, payload, format, turn.momentum)
+        with SetAside(
+            part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)
+        ):
+            ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
+            if turn.momentum is not None:
+                self.forget_sent(part, payload, format, turn.momentum)
 
     def forget_sent(self, part: Part, payload: Tensor, format: ops.Format, momentum: Tensor) -> None:
         """What a codec does to the momentum, in place, after it sent ``payload``: nothing, if it sends
@@ -171,4 +196,24 @@ class RecordCodec(Codec):
         residual = turn.memory.owner(part, begin, chunk_blocks) if turn.error_feedback else None
         # Another key than the workers': their draws and the owner's must not be the same.
         key = turn.key ^ 0x5DEECE66D
-        ops.reduce_encode(payloads, part.layout.table, format.ints(), begin, residual, payload, key)
+        with SetAside(self._owner_unused(part, payloads, format, begin, residual, turn.unused)):
+            ops.reduce_encode(payloads, part.layout.table, format.ints(), begin, residual, payload, key)
+
+    def _owner_unused(
+        self,
+        part: Part,
+        payloads: Tensor,
+        format: ops.Format,
+        begin: int,
+        residual: Tensor | None,
+        unused: tuple[int, ...],
+    ) -> list[Tensor]:
+        """The owner's residual of the parameters that no rank used: not this one, and the mean of what
+        all sent is zero."""
+        if residual is None or not unused:
+            return []
+        bucket = torch.zeros(part.end, device=residual.device)
+        ops.decode_mean(payloads, part.layout.table, format.ints(), begin, bucket)
+        slices = [(i, part.slices[i]) for i in unused]
+        zero = tuple(i for i, s in slices if not bool(bucket[s.offset : s.offset + s.numel].any()))
+        return part.places_in(residual, zero, begin * self.block)

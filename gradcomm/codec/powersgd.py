@@ -20,7 +20,7 @@ from torch import Tensor
 from gradcomm import ops
 from gradcomm.random import key_of
 
-from .base import Codec, Recipe, Turn
+from .base import Codec, Recipe, SetAside, Turn
 from .check import require
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class PowerSGD(Codec):
         else:
             flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
+        unused = SetAside(part.places_in(flat, turn.unused))
         self._add_gradient(part, flat, views, turn.gain)
         ms = _batches(flat, [(g.count, g.n, g.m) for g in groups])
 
@@ -132,6 +133,7 @@ class PowerSGD(Codec):
             q.masked_fill_(wrong, float("nan"))
         if turn.error_feedback:
             self._restore(part, flat, views, turn.gain, torch.cat(bad).flatten())
+        unused.put_back()
         yield sum_flat
 
         sum_flat.div_(turn.ranks)

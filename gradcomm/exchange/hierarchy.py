@@ -35,7 +35,9 @@ def hierarchy(part: Part, bucket: Tensor, turn: Turn, transport: Transport, cloc
     _average_locally(pieces, bucket, local, turn, clock)
 
     mine = pieces[local.rank]
-    there = dataclasses.replace(turn, gain=None, ranks=cross.size, rank=cross.rank, momentum=None)
+    there = dataclasses.replace(
+        turn, gain=None, ranks=cross.size, rank=cross.rank, momentum=None, unused=()
+    )
     means = encoded_mean(mine, bucket, there, cross, clock)
 
     payloads = turn.scratch.get("pieces", (local.size, means.numel()), torch.uint8, bucket.device)
