@@ -9,6 +9,7 @@ from torch import Tensor
 from gradcomm.stats import Traffic
 
 from .group import GroupTransport as GroupTransport
+from .hosts import hosts as hosts
 
 
 class Transport(Protocol):

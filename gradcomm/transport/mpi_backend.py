@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .mpi_calls import Calls, reduced
-from .mpi_tensors import back, flat_of, op_of, require_small, require_sum, split_rows
+from .mpi_tensors import back, flat_of, op_of, require_sum, split_rows
+from .mpi_threads import call
 from .mpi_work import PairWork, Progress, QueuedWork
 
 #: Torch's stubs give each collective overloads for C++ callers, which a subclass never sees.
@@ -28,9 +29,9 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     strides; 16-bit floats are reduced in float32; every rank ends with the same bits."""
 
     def __init__(self, comm: Any, timeout: timedelta) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size())
         self._calls = Calls(comm, timeout)
-        self._pairs = Calls(comm.Dup(), timeout)  # so that no tag of a user meets a collective
+        self._pairs = Calls(call(comm.Dup), timeout)  # so that no tag of a user meets a collective
+        super().__init__(self._calls.rank, self._calls.size)
         self._progress = Progress()
         self._name, self._desc = "", "undefined"
         self.options = SimpleNamespace(_timeout=timeout)
@@ -271,14 +272,14 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- pairs -------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> PairWork:
-        flat = require_small(tensors[0])
-        request = self._pairs.comm.Isend(self._pairs.message(flat), dst, tag)
+        flat = flat_of(tensors[0])
+        request = call(self._pairs.comm.Isend, self._pairs.message(flat), dst, tag)
         return PairWork(self._pairs, request, f"send to rank {dst}", flat)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> PairWork:
         tensor = tensors[0]
-        flat = require_small(tensor)
-        request = self._pairs.comm.Irecv(self._pairs.message(flat), src, tag)
+        flat = flat_of(tensor)
+        request = call(self._pairs.comm.Irecv, self._pairs.message(flat), src, tag)
         name = "any rank" if src == self._pairs.mpi.ANY_SOURCE else f"rank {src}"
         return PairWork(self._pairs, request, f"receive from {name}", flat, lambda: back(tensor, flat))
 

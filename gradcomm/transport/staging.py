@@ -14,6 +14,8 @@ from torch import Tensor
 
 from gradcomm.stats import Traffic
 
+from .hosts import host_of
+
 if TYPE_CHECKING:
     from . import Transport
 
@@ -138,6 +140,9 @@ class Staged:
 
     def all_gather_object(self, item: Any) -> list[Any]:
         return self.inner.all_gather_object(item)
+
+    def host(self) -> str:
+        return host_of(self.inner)
 
     def close(self) -> None:
         for slot in self._slots:

@@ -93,6 +93,10 @@ def test_mpi_without_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
         @staticmethod
+        def Is_thread_main() -> bool:
+            return False  # in a thread of gradcomm's: another one started MPI
+
+        @staticmethod
         def Query_thread() -> int:
             return 1
 
