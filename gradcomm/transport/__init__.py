@@ -10,6 +10,7 @@ from gradcomm.stats import Traffic
 
 from .group import GroupTransport as GroupTransport
 from .hosts import hosts as hosts
+from .staging import Staged as Staged
 
 
 class Transport(Protocol):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .mpi_calls import Calls, reduced
+from .mpi_monitor import monitored_barrier
 from .mpi_tensors import back, flat_of, op_of, require_sum, split_rows
 from .mpi_threads import call
 from .mpi_work import PairWork, Progress, QueuedWork
@@ -28,11 +29,12 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group over ``comm``, which becomes its own. Tensors on the CPU, of any dtype and
     strides; 16-bit floats are reduced in float32; every rank ends with the same bits."""
 
-    def __init__(self, comm: Any, timeout: timedelta) -> None:
+    def __init__(self, comm: Any, timeout: timedelta, store: Any) -> None:
         self._calls = Calls(comm, timeout)
         self._pairs = Calls(call(comm.Dup), timeout)  # so that no tag of a user meets a collective
         super().__init__(self._calls.rank, self._calls.size)
         self._progress = Progress()
+        self._store, self._monitored = store, 0
         self._name, self._desc = "", "undefined"
         self.options = SimpleNamespace(_timeout=timeout)
 
@@ -87,8 +89,11 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # ---- one tensor on every rank ------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> QueuedWork:
+        """One tensor alone, which has a first dimension too, is what DDP's ``join`` gives."""
         op = op_of(opts)
+        if isinstance(tensors, Tensor):
+            tensors = [tensors]
 
         def run() -> None:
             for tensor in tensors:
@@ -132,6 +137,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> QueuedWork:
         return self._submit("barrier", [], self._calls.barrier)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """``mpi_monitor.monitored_barrier``. torch's function of this name takes Gloo's groups only, so
+        call the group's own."""
+        self._monitored += 1
+        store = dist.PrefixStore(f"monitored barrier {self._monitored}", self._store)
+        monitored_barrier(
+            store, self.rank(), self.size(), timeout or self.options._timeout, wait_all_ranks
+        )
 
     # ---- gathering ---------------------------------------------------------------------------
 

@@ -121,4 +121,4 @@ def _create(options: Any, _: Any = None) -> dist.ProcessGroup:
 
     from .mpi_backend import MpiProcessGroup  # after load(), which says what is missing
 
-    return MpiProcessGroup(comm, options.timeout)
+    return MpiProcessGroup(comm, options.timeout, options.store)

@@ -19,7 +19,7 @@ from tests.ranks import RankError, Ranks
 
 from . import faults, jobs
 
-mpi = pytest.mark.skipif(jobs.missing() is not None, reason=str(jobs.missing()))
+mpi = jobs.needs()
 
 
 @mpi
