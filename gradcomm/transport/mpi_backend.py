@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from .mpi_calls import Calls, reduced
 from .mpi_monitor import monitored_barrier
@@ -142,7 +143,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """``mpi_monitor.monitored_barrier``. torch's function of this name takes Gloo's groups only, so
         call the group's own."""
         self._monitored += 1
-        store = dist.PrefixStore(f"monitored barrier {self._monitored}", self._store)
+        store = PrefixStore(f"monitored barrier {self._monitored}", self._store)
         monitored_barrier(
             store, self.rank(), self.size(), timeout or self.options._timeout, wait_all_ranks
         )

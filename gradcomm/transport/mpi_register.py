@@ -84,7 +84,11 @@ def _mpi_handler(url: str, timeout: timedelta = TIMEOUT, **_: Any) -> Iterator[t
     for name, given in re.findall(r"(rank|world_size)=(\d+)", url):
         found = rank if name == "rank" else size
         if int(given) != found:
-            raise ValueError(f"gradcomm: mpi:// rendezvous: {name}={given}, but MPI says {found}")
+            library = re.split(r"[,\n]", call(load().Get_library_version))[0]
+            raise ValueError(
+                f"gradcomm: mpi:// rendezvous: {name}={given}, but MPI says {found}: was this process "
+                f"started by the mpirun of another MPI than mpi4py's, which is {library}?"
+            )
     yield store, rank, size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
