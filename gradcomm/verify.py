@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradcomm.stats import Traffic
 from gradcomm.transport import Transport
+from gradcomm.transport.hosts import host_of
 
 
 def digest(tensor: Tensor) -> str:
@@ -61,6 +62,9 @@ class CheckedTransport:
 
     def split(self, members: list[list[int]]) -> Transport:
         return CheckedTransport(self._inner.split(members))
+
+    def host(self) -> str:
+        return host_of(self._inner)
 
     def close(self) -> None:
         self._inner.close()

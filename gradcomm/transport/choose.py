@@ -47,7 +47,8 @@ def choose_transport(wanted: Any, group: dist.ProcessGroup, device: torch.device
 
     backend = group._get_backend(device)
     timeout = getattr(getattr(backend, "options", None), "_timeout", None)
-    return MpiTransport(wanted) if timeout is None else MpiTransport(wanted, timeout)
+    carrier = MpiTransport(wanted) if timeout is None else MpiTransport(wanted, timeout)
+    return carrier if device.type == "cpu" or carrier.cuda_aware else Staged(carrier, device)
 
 
 def _kind(wanted: Any) -> str:

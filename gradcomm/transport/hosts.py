@@ -5,27 +5,44 @@ from __future__ import annotations
 import pathlib
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradcomm.stats import Traffic
 
-from . import Transport
+if TYPE_CHECKING:
+    from . import Transport
+
+_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
-def find_hosts(transport: Transport) -> list[list[int]]:
-    """The ranks of each host, hosts in order of their first rank. Collective.
+def find_hosts(transport: Transport, host: str | None = None) -> list[list[int]]:
+    """The ranks of each host, ascending; hosts in the order of their first ranks; alike on every rank.
 
-    Two ranks are on one host when name and boot id are the same: containers share the boot id, copies
-    of an image the name."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    mine = (socket.gethostname(), boot.read_text() if boot.exists() else "")
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank, host in enumerate(transport.all_gather_object(mine)):
-        groups.setdefault(host, []).append(rank)
-    return list(groups.values())
+    Hosts are told apart by what the transport knows (``MpiTransport``: MPI's groups of ranks that share
+    memory), else by ``this_host``. ``host``: this rank's host by another name, for all ranks or none.
+    Collective.
+    """
+    if host is None:
+        host = host_of(transport)
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(transport.all_gather_object(host)):
+        ranks.setdefault(name, []).append(rank)
+    return list(ranks.values())
+
+
+def host_of(transport: Transport) -> str:
+    """This rank's host, in the transport's own words if it has any (a method ``host``). Collective."""
+    name: str = getattr(transport, "host", this_host)()
+    return name
+
+
+def this_host() -> str:
+    """Name and boot: hosts may share a name (``localhost``), and containers of a host its boot."""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def check_hosts(hosts: Any, size: int) -> list[list[int]]:

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from .mpi_calls import Calls, reduced
-from .mpi_tensors import back, flat_of, op_of, require_small, require_sum, split_rows
+from .mpi_monitor import monitored_barrier
+from .mpi_tensors import back, flat_of, op_of, require_sum, split_rows
+from .mpi_threads import call
 from .mpi_work import PairWork, Progress, QueuedWork
 
 #: Torch's stubs give each collective overloads for C++ callers, which a subclass never sees.
@@ -27,11 +30,12 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group over ``comm``, which becomes its own. Tensors on the CPU, of any dtype and
     strides; 16-bit floats are reduced in float32; every rank ends with the same bits."""
 
-    def __init__(self, comm: Any, timeout: timedelta) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size())
+    def __init__(self, comm: Any, timeout: timedelta, store: Any) -> None:
         self._calls = Calls(comm, timeout)
-        self._pairs = Calls(comm.Dup(), timeout)  # so that no tag of a user meets a collective
+        self._pairs = Calls(call(comm.Dup), timeout)  # so that no tag of a user meets a collective
+        super().__init__(self._calls.rank, self._calls.size)
         self._progress = Progress()
+        self._store, self._monitored = store, 0
         self._name, self._desc = "", "undefined"
         self.options = SimpleNamespace(_timeout=timeout)
 
@@ -86,8 +90,11 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # ---- one tensor on every rank ------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> QueuedWork:
+        """One tensor alone, which has a first dimension too, is what DDP's ``join`` gives."""
         op = op_of(opts)
+        if isinstance(tensors, Tensor):
+            tensors = [tensors]
 
         def run() -> None:
             for tensor in tensors:
@@ -131,6 +138,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> QueuedWork:
         return self._submit("barrier", [], self._calls.barrier)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """``mpi_monitor.monitored_barrier``. torch's function of this name takes Gloo's groups only, so
+        call the group's own."""
+        self._monitored += 1
+        store = PrefixStore(f"monitored barrier {self._monitored}", self._store)
+        monitored_barrier(
+            store, self.rank(), self.size(), timeout or self.options._timeout, wait_all_ranks
+        )
 
     # ---- gathering ---------------------------------------------------------------------------
 
@@ -271,14 +287,14 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- pairs -------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> PairWork:
-        flat = require_small(tensors[0])
-        request = self._pairs.comm.Isend(self._pairs.message(flat), dst, tag)
+        flat = flat_of(tensors[0])
+        request = call(self._pairs.comm.Isend, self._pairs.message(flat), dst, tag)
         return PairWork(self._pairs, request, f"send to rank {dst}", flat)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> PairWork:
         tensor = tensors[0]
-        flat = require_small(tensor)
-        request = self._pairs.comm.Irecv(self._pairs.message(flat), src, tag)
+        flat = flat_of(tensor)
+        request = call(self._pairs.comm.Irecv, self._pairs.message(flat), src, tag)
         name = "any rank" if src == self._pairs.mpi.ANY_SOURCE else f"rank {src}"
         return PairWork(self._pairs, request, f"receive from {name}", flat, lambda: back(tensor, flat))
 

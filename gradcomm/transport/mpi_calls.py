@@ -2,14 +2,18 @@
 torch.distributed backend.
 
 Every call is a non-blocking one that is polled: so a call can time out, and a thread that waits leaves
-its core to backward. Reductions are done here, not by MPI: an all-reduce is an all-to-all of chunks, a
-sum in rank order by each chunk's owner, and an all-gather. So every rank ends with the same bits
-(``MPI_Allreduce`` does not promise that), 16-bit floats are summed in float32, and each rank sends
-2 (P - 1) / P of the tensor, as a ring does.
+its core to backward. Only for a GPU's memory they are blocking ones, since several CUDA-aware libraries
+do not survive others; a polled barrier before each keeps the timeout.
+
+Reductions are done here, not by MPI: an all-reduce is an all-to-all of chunks, a sum in rank order by
+each chunk's owner, and an all-gather. So every rank ends with the same bits (``MPI_Allreduce`` does not
+promise that), 16-bit floats are summed in float32, and each rank sends 2 (P - 1) / P of the tensor, as a
+ring does.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import time
@@ -21,9 +25,10 @@ import torch
 from torch import Tensor
 
 from .mpi_load import load
+from .mpi_threads import call
 
-#: Bytes of one MPI call at most. Counts are 32-bit in MPI 3; smaller pieces also bound the scratch
-#: memory of a reduction.
+#: Bytes that MPI is given as a plain count at most. Counts of MPI 3 have 31 bits; smaller pieces also
+#: bound the scratch memory of a reduction.
 PIECE = 1 << 28
 
 #: torch's own default.
@@ -43,21 +48,23 @@ _abandoned: list[Any] = []
 class Calls:
     """Blocking collectives over ``comm``, which nothing else may use. All ranks call the same in order.
 
-    Tensors are contiguous and on the CPU, of any dtype. After a call that timed out, every further one
-    raises at once, since ranks no longer agree on what comes next.
+    Tensors are contiguous, of any dtype, and on the CPU; with ``blocking``, where a CUDA-aware MPI can
+    read them. After a call that timed out, every further one raises at once, since ranks no longer agree
+    on what comes next.
     """
 
-    def __init__(self, comm: Any, timeout: timedelta = TIMEOUT) -> None:
+    def __init__(self, comm: Any, timeout: timedelta = TIMEOUT, blocking: bool = False) -> None:
         self.mpi = load()
         self.comm = comm
-        self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
+        self.rank, self.size = call(lambda: (int(comm.Get_rank()), int(comm.Get_size())))
         self.timeout = timeout
+        self._blocking = blocking
         self._broken: str | None = None  # why ranks no longer agree
 
     def free(self) -> None:
         """Frees the communicator, unless a call is still under way in it."""
         if self._broken is None and not self.mpi.Is_finalized():
-            self.comm.Free()
+            call(self.comm.Free)
 
     # ---- moving bytes -----------------------------------------------------------------------
 
@@ -68,8 +75,8 @@ class Calls:
         if _bytes(rows) > PIECE:
             self.direct(list(enumerate(ins)), list(enumerate(outs)), "all_to_all")
         else:
-            request = self.comm.Ialltoall(self._spec(rows, self.size), self._spec(out, self.size))
-            self.wait([request], "all_to_all", (out, rows))
+            specs = self._spec(rows, self.size), self._spec(out, self.size)
+            self._collective("alltoall", specs, "all_to_all", (out, rows))
 
     def all_gather(self, rows: Tensor) -> None:
         """``rows``: ``[size, …]`` with this rank's row filled in; fills in all others."""
@@ -78,33 +85,42 @@ class Calls:
             others = [r for r in range(self.size) if r != self.rank]
             self.direct([(r, mine) for r in others], [(r, rows[r]) for r in others], "all_gather")
         else:
-            request = self.comm.Iallgather(self.mpi.IN_PLACE, self._spec(rows, self.size))
-            self.wait([request], "all_gather", rows)
+            specs = self.mpi.IN_PLACE, self._spec(rows, self.size)
+            self._collective("allgather", specs, "all_gather", (rows,))
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         flat = tensor.view(-1)
         for piece in flat.split(_piece(flat)) if flat.numel() else ():
-            self.wait([self.comm.Ibcast(self._spec(piece, 1), root)], "broadcast", piece)
+            self._collective("bcast", (self.message(piece), root), "broadcast", (piece,))
 
-    def barrier(self) -> None:
-        self.wait([self.comm.Ibarrier()], "barrier", None)
+    def barrier(self, what: str = "barrier") -> None:
+        self.wait([call(self.comm.Ibarrier)], what, None)
 
     def direct(
         self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], what: str
     ) -> None:
-        """Sends and receives between pairs of ranks, (peer, tensor) each, in pieces; what a rank sends
-        to itself is copied. Peers must agree on sizes."""
+        """Sends and receives between pairs of ranks, (peer, tensor) each; what a rank sends to itself is
+        copied. Peers must agree on sizes."""
         here = [t for peer, t in sends if peer == self.rank]
         for (_, into), source in zip((p for p in receives if p[0] == self.rank), here, strict=True):
             into.view(-1).copy_(source.view(-1))
-        requests = []
-        for peer, tensor in receives:
-            if peer != self.rank:
-                requests += [self.comm.Irecv(b, peer, _TAG) for b in self._pieces(tensor)]
-        for peer, tensor in sends:
-            if peer != self.rank:
-                requests += [self.comm.Isend(b, peer, _TAG) for b in self._pieces(tensor)]
+        arriving = [(self.message(t), peer, _TAG) for peer, t in receives if peer != self.rank]
+        leaving = [(self.message(t), peer, _TAG) for peer, t in sends if peer != self.rank]
+        if self._blocking:
+            self._pairwise(leaving, arriving, what, [t for _, t in sends])
+            return
+        requests = [call(self.comm.Irecv, *message) for message in arriving]
+        requests += [call(self.comm.Isend, *message) for message in leaving]
         self.wait(requests, what, (sends, receives))
+
+    def _pairwise(self, leaving: list[Any], arriving: list[Any], what: str, held: list[Tensor]) -> None:
+        """One message to and one from each other rank, by blocking calls."""
+        _stream_done(held[0])
+        self.barrier(what)
+        to, source = ({message[1]: message for message in way} for way in (leaving, arriving))
+        for distance in range(1, self.size):
+            after, before = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            call(self.comm.Sendrecv, *to[after], *source[before])
 
     def all_gather_object(self, item: Any) -> list[Any]:
         """Small Python objects, pickled."""
@@ -135,14 +151,14 @@ class Calls:
         counts = [(b - a) * width for a, b in itertools.pairwise(ends)]
         starts = [a * width for a in ends[:-1]]
         mine = ends[self.rank + 1] - ends[self.rank]
-        received = torch.empty((ranks, mine), dtype=flat.dtype)
+        received = torch.empty((ranks, mine), dtype=flat.dtype, device=flat.device)
         byte = self.mpi.BYTE
         spread = [self._buffer(flat), counts, starts, byte]
         each = mine * width
         landing = [self._buffer(received), [each] * ranks, [r * each for r in range(ranks)], byte]
-        self.wait([self.comm.Ialltoallv(spread, landing)], "all_reduce", (flat, received))
+        self._collective("alltoallv", (spread, landing), "all_reduce", (flat, received))
         flat[ends[self.rank] : ends[self.rank + 1]] = reduced(received, op)
-        self.wait([self.comm.Iallgatherv(self.mpi.IN_PLACE, spread)], "all_reduce", flat)
+        self._collective("allgatherv", (self.mpi.IN_PLACE, spread), "all_reduce", (flat,))
 
     def all_reduce_sparse(self, tensor: Tensor) -> None:
         """The sum, in place, of a sparse tensor: all ranks add the same entries in the same order."""
@@ -164,6 +180,17 @@ class Calls:
 
     # ---- waiting ----------------------------------------------------------------------------
 
+    def _collective(
+        self, name: str, arguments: tuple[Any, ...], what: str, held: tuple[Tensor, ...]
+    ) -> None:
+        """MPI's collective ``name``, blocking or polled. ``held``: the tensors that it uses."""
+        if self._blocking:
+            _stream_done(held[0])
+            self.barrier(what)
+            call(getattr(self.comm, name.capitalize()), *arguments)
+        else:
+            self.wait([call(getattr(self.comm, f"I{name}"), *arguments)], what, held)
+
     def wait(
         self,
         requests: list[Any],
@@ -182,7 +209,7 @@ class Calls:
             )
         limit = (timeout or self.timeout).total_seconds()
         spins, start = 0, time.monotonic()
-        while not self.mpi.Request.Testall(requests, statuses):
+        while not call(self.mpi.Request.Testall, requests, statuses):
             spins += 1
             time.sleep(0 if spins < _SPINS else _NAP)
             if spins % 256 == 0 and time.monotonic() - start > limit:
@@ -201,8 +228,12 @@ class Calls:
         self.wait([request], what, held, timeout, [status])
 
     def message(self, tensor: Tensor) -> list[Any]:
-        """The tensor's memory as an MPI message of bytes."""
-        return self._spec(tensor, 1)
+        """The tensor's memory as one MPI message of bytes, however large."""
+        nbytes = _bytes(tensor)
+        if nbytes <= PIECE:
+            return self._spec(tensor, 1)
+        count, rest = divmod(nbytes, PIECE)
+        return [self._buffer(tensor), 1, call(_large, self.mpi, PIECE, count, rest)]
 
     def _buffer(self, tensor: Tensor) -> Any:
         return self.mpi.buffer.fromaddress(tensor.data_ptr(), _bytes(tensor))
@@ -211,10 +242,13 @@ class Calls:
         """An MPI message of bytes: ``rows`` equal parts of the tensor."""
         return [self._buffer(tensor), _bytes(tensor) // rows, self.mpi.BYTE]
 
-    def _pieces(self, tensor: Tensor) -> list[list[Any]]:
-        flat = tensor.view(-1)
-        pieces = flat.split(_piece(flat)) if flat.numel() else (flat,)
-        return [self._spec(piece, 1) for piece in pieces]
+
+@functools.cache
+def _large(mpi: Any, piece: int, count: int, rest: int) -> Any:
+    """An MPI type of ``count * piece + rest`` bytes, since counts of MPI 3 have 31 bits."""
+    whole = mpi.BYTE.Create_contiguous(piece)
+    made = mpi.Datatype.Create_struct([count, rest], [0, count * piece], [whole, mpi.BYTE])
+    return made.Commit()
 
 
 def reduced(rows: Tensor, op: str) -> Tensor:
@@ -250,6 +284,12 @@ OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "bor": Tensor.bitwise_or_,
     "bxor": Tensor.bitwise_xor_,
 }
+
+
+def _stream_done(tensor: Tensor) -> None:
+    """MPI knows no stream: what was enqueued before it must be done, in this stream alone."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _bytes(tensor: Tensor) -> int:

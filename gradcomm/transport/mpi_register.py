@@ -14,8 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from .hosts import this_host
 from .mpi_calls import TIMEOUT
 from .mpi_load import abort_on_error, load
+from .mpi_threads import call
 
 #: Set by Open MPI, by MPICH and Intel MPI (PMI) and by PMIx launchers for every process they start.
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -53,14 +55,14 @@ def mpi_store(timeout: timedelta = TIMEOUT) -> tuple[Store, int, int]:
     Rank 0 serves it on a free port and tells the others by a broadcast. Collective.
     """
     world = load().COMM_WORLD
-    rank, size = world.Get_rank(), world.Get_size()
-    one_host = len(set(world.allgather(socket.gethostname()))) == 1
+    rank, size = call(lambda: (world.Get_rank(), world.Get_size()))
+    one_host = len(set(call(world.allgather, this_host()))) == 1
     store, address = None, None
     if rank == 0:
         host = "127.0.0.1" if one_host else _own_address()
         store = TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
         address = (host, store.port)
-    host, port = world.bcast(address, 0)
+    host, port = call(world.bcast, address, 0)
     if store is None:
         store = TCPStore(host, port, size, False, timeout, wait_for_workers=False)
     return store, rank, size
@@ -82,7 +84,11 @@ def _mpi_handler(url: str, timeout: timedelta = TIMEOUT, **_: Any) -> Iterator[t
     for name, given in re.findall(r"(rank|world_size)=(\d+)", url):
         found = rank if name == "rank" else size
         if int(given) != found:
-            raise ValueError(f"gradcomm: mpi:// rendezvous: {name}={given}, but MPI says {found}")
+            library = re.split(r"[,\n]", call(load().Get_library_version))[0]
+            raise ValueError(
+                f"gradcomm: mpi:// rendezvous: {name}={given}, but MPI says {found}: was this process "
+                f"started by the mpirun of another MPI than mpi4py's, which is {library}?"
+            )
     yield store, rank, size
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
@@ -97,25 +103,26 @@ def _create(options: Any, _: Any = None) -> dist.ProcessGroup:
     mpi = load()
     abort_on_error()
     world = mpi.COMM_WORLD
+    mpi_rank, mpi_size = call(lambda: (world.rank, world.size))
     rank, size = options.group_rank, options.group_size
-    if not options.global_ranks_in_group and world.size != size:
+    if not options.global_ranks_in_group and mpi_size != size:
         raise RuntimeError(
-            f"gradcomm: MPI started {world.size} processes, but torch's world size is {size}; start all "
+            f"gradcomm: MPI started {mpi_size} processes, but torch's world size is {size}; start all "
             f"of them by one mpirun or srun: mpirun -np {size} python …"
         )
-    options.store.set(f"mpi rank of {rank}", str(world.rank))
+    options.store.set(f"mpi rank of {rank}", str(mpi_rank))
     mpi_ranks = [int(options.store.get(f"mpi rank of {r}")) for r in range(size)]
     if len(set(mpi_ranks)) != size:
         twice = next(r for r in mpi_ranks if mpi_ranks.count(r) > 1)
         both = [r for r in range(size) if mpi_ranks[r] == twice]
         raise RuntimeError(
-            f"gradcomm: torch's ranks {both} are all MPI rank {twice} of {world.size}: they were not "
+            f"gradcomm: torch's ranks {both} are all MPI rank {twice} of {mpi_size}: they were not "
             "started by one mpirun or srun"
         )
     # Members of several groups may make them at the same time in several threads.
     tag = zlib.crc32(str(options.group_id).encode()) & 0x7FFF
-    comm = world.Create_group(world.Get_group().Incl(mpi_ranks), tag)
+    comm = call(lambda: world.Create_group(world.Get_group().Incl(mpi_ranks), tag))
 
     from .mpi_backend import MpiProcessGroup  # after load(), which says what is missing
 
-    return MpiProcessGroup(comm, options.timeout)
+    return MpiProcessGroup(comm, options.timeout, options.store)

@@ -7,8 +7,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from .mpi_calls import PIECE
-
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "avg",
@@ -41,16 +39,6 @@ def flat_of(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu":
         raise ValueError(f"gradcomm: backend mpi4py carries CPU tensors, not those on {tensor.device}")
     return tensor.detach().contiguous().view(-1)
-
-
-def require_small(tensor: Tensor) -> Tensor:
-    flat = flat_of(tensor)
-    if flat.numel() * flat.element_size() > PIECE * 7:
-        raise ValueError(
-            f"gradcomm: send and receive over mpi4py take up to {PIECE * 7} bytes, got "
-            f"{flat.numel() * flat.element_size()}; send it in parts"
-        )
-    return flat
 
 
 def back(tensor: Tensor, flat: Tensor) -> None:

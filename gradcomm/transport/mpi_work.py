@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .mpi_calls import Calls
+from .mpi_threads import call
 
 
 class QueuedWork(dist.Work):
@@ -97,7 +98,7 @@ class PairWork(dist.Work):
         if not self._lock.acquire(blocking=False):
             return False  # another thread waits for it
         try:
-            if not self._done and self._request.Test(self._status):
+            if not self._done and call(self._request.Test, self._status):
                 self._end()
             return self._done
         finally:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from gradcomm.stats import Traffic
 
+from .hosts import host_of
+
 if TYPE_CHECKING:
     from . import Transport
 
@@ -141,6 +143,9 @@ class Staged:
 
     def split(self, members: list[list[int]]) -> Staged:
         return Staged(self.inner.split(members), self._device, self._piece, self._copies)
+
+    def host(self) -> str:
+        return host_of(self.inner)
 
     def close(self) -> None:
         for slot in self._slots:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -31,18 +32,38 @@ def check(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
     return function
 
 
-def run_all() -> list[str]:
-    """The names of the checks done. The first that fails on any rank ends the job, with its error."""
-    importlib.import_module("tests.mpi.backend_checks")  # adds its own
+#: Besides this one.
+MODULES = ("backend_checks", "torch_checks", "overlap_checks")
+
+
+def run_all(library: str, thread_level: str = "multiple", only: Sequence[str] = ()) -> list[str]:
+    """The names of the checks done, over the MPI of this name, which grants this thread level. The first
+    that fails on any rank ends the job, with its error."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = thread_level
     torch.set_num_threads(1)
     world = gradcomm.launch.init("mpi4py", timeout=timedelta(seconds=60))
+    from mpi4py import MPI
+
+    assert library in ("any", MPI.Get_library_version()[: len(library)]), MPI.Get_library_version()
+    assert MPI.Query_thread() == getattr(MPI, f"THREAD_{thread_level.upper()}")
     faulthandler.enable()  # MPI has put its own handler there, which knows no Python
-    for name, function in CHECKS.items():
+    names = only or list(all_checks())
+    for name in names:
         print(f"rank {world.rank}: {name}", flush=True)
-        function(world.rank, world.world_size)
+        start = time.monotonic()
+        all_checks()[name](world.rank, world.world_size)
         dist.barrier()
+        print(f"rank {world.rank}: {name} done in {time.monotonic() - start:.1f} s", flush=True)
     dist.destroy_process_group()
-    return list(CHECKS)
+    return list(names)
+
+
+def all_checks() -> dict[str, Callable[[int, int], None]]:
+    for module in MODULES:
+        importlib.import_module(f"tests.mpi.{module}")  # adds its own
+    return CHECKS
 
 
 def rows_of(ranks: int, numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -67,6 +67,23 @@ def start() -> None:
     gradcomm.launch.init()
 
 
+def misfits() -> list[str]:
+    """What is said when torch's world is not MPI's."""
+    from mpi4py import MPI
+
+    rank, said = MPI.COMM_WORLD.rank, []
+    for mine, size in ((rank, 3), (0, 1)):  # more ranks than MPI's; each rank a world of its own
+        try:
+            dist.init_process_group("mpi4py", store=dist.HashStore(), rank=mine, world_size=size)
+        except RuntimeError as error:
+            said.append(str(error))
+    try:
+        gradcomm.launch.init("mpi4py" if rank else "gloo")
+    except gradcomm.launch.LaunchError as error:
+        said.append(str(error))
+    return said
+
+
 def overlap() -> tuple[float, float]:
     """Seconds that six async calls and a sleep beside them take, and the calls alone."""
     dist.init_process_group("mpi4py")

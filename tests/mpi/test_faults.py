@@ -19,7 +19,7 @@ from tests.ranks import RankError, Ranks
 
 from . import faults, jobs
 
-mpi = pytest.mark.skipif(jobs.missing() is not None, reason=str(jobs.missing()))
+mpi = jobs.needs()
 
 
 @mpi
@@ -49,6 +49,29 @@ def test_another_world_size_than_mpiruns() -> None:
     job = jobs.run("tests.mpi.faults:start", 2, environ={"WORLD_SIZE": "3"})
     assert job.returncode != 0
     assert re.search("WORLD_SIZE=3, but (Open MPI|PMI) says 2", job.output)
+
+
+@mpi
+def test_worlds_and_backends_that_do_not_fit() -> None:
+    job = jobs.run("tests.mpi.faults:misfits", 2)
+    assert len(job.results) == 2, job.output
+    for large, alone, mixed in job.results.values():
+        assert (
+            "MPI started 2 processes, but torch's world size is 3" in large and "mpirun -np 3" in large
+        )
+        assert "MPI started 2 processes, but torch's world size is 1" in alone
+        assert "rank 1 has backend 'mpi4py', rank 0 'gloo'; give all the same" in mixed
+
+
+@jobs.needs("MPICH")
+def test_mpirun_of_another_mpi_than_mpi4pys() -> None:
+    open_mpi = jobs.library()
+    assert open_mpi is not None and open_mpi.libmpi is not None
+    environ = {"MPI4PY_LIBMPI": open_mpi.libmpi}
+    job = jobs.run("tests.mpi.faults:start", 2, mpi="MPICH", environ=environ)
+    assert job.returncode != 0
+    found = "world_size=2, but MPI says 1: was this process started by the mpirun of another MPI"
+    assert found in job.output and "which is Open MPI v" in job.output, job.output
 
 
 @mpi
@@ -91,6 +114,10 @@ def test_mpi_without_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         @staticmethod
         def Is_initialized() -> bool:
             return True
+
+        @staticmethod
+        def Is_thread_main() -> bool:
+            return False  # in a thread of gradcomm's: another one started MPI
 
         @staticmethod
         def Query_thread() -> int:
