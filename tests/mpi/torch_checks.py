@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradcomm.transport import GroupTransport, Staged, mpi_calls
+from gradcomm.transport.hosts import find_hosts
 from gradcomm.transport.mpi import MpiTransport
 from gradcomm.verify import digest
 from tests.models import small_model, train
