@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from datetime import timedelta
 
 import torch
@@ -82,18 +81,3 @@ def misfits() -> list[str]:
     except gradcomm.launch.LaunchError as error:
         said.append(str(error))
     return said
-
-
-def overlap() -> tuple[float, float]:
-    """Seconds that six async calls and a sleep beside them take, and the calls alone."""
-    dist.init_process_group("mpi4py")
-    tensor = torch.ones(1 << 20)
-    dist.all_reduce(tensor)
-    begin = time.perf_counter()
-    works = [dist.all_reduce(tensor, async_op=True) for _ in range(6)]
-    submitted = time.perf_counter() - begin
-    for work in works:
-        work.wait()
-    whole = time.perf_counter() - begin
-    dist.destroy_process_group()
-    return submitted, whole
