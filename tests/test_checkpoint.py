@@ -263,10 +263,9 @@ def test_training_goes_on_with_another_number_of_ranks(ranks: Ranks, tmp_path: p
     for world, first, last in ((4, 0, 12), (2, 12, 24), (4, 24, 36)):
         changed = ranks.run(_phase, world, first, last, str(tmp_path))[0]
         assert all(moved < 1e-6 for _, moved in changed)
-    untrained = 1.1
     for (expected, _), (loss, _) in zip(through, changed, strict=True):
-        assert expected < 0.99 * untrained
-        assert loss == pytest.approx(expected, rel=0.02)
+        assert expected < 0.96  # an untrained model's is 0.995
+        assert loss == pytest.approx(expected, rel=0.005)
 
 
 def _distributed(rank: int, ranks: int, folder: str, way: str) -> str:
