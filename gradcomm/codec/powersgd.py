@@ -108,6 +108,10 @@ class PowerSGD(Codec):
             flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
         unused = SetAside(part.places_in(flat, turn.unused))
+        saved = None
+        if turn.error_feedback and (flat.is_cuda or not _finite(views)):
+            # A gradient that is not finite cannot be taken out again. To ask a GPU is to wait for it.
+            saved = turn.scratch.get("saved", (part.numel,), torch.float32, device).copy_(flat)
         self._add_gradient(part, flat, views, turn.gain)
         ms = _batches(flat, [(g.count, g.n, g.m) for g in groups])
 
@@ -132,7 +136,7 @@ class PowerSGD(Codec):
                 m.baddbmm_(p.transpose(1, 2), q.masked_fill(wrong, 0.0), alpha=-1)
             q.masked_fill_(wrong, float("nan"))
         if turn.error_feedback:
-            self._restore(part, flat, views, turn.gain, torch.cat(bad).flatten())
+            self._restore(part, flat, saved, views, turn.gain, torch.cat(bad).flatten())
         unused.put_back()
         yield sum_flat
 
@@ -150,27 +154,32 @@ class PowerSGD(Codec):
             else:
                 view.copy_((p @ q).view(view.shape))
 
-    def _add_gradient(
-        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, sign: float = 1.0
-    ) -> None:
+    def _add_gradient(self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None) -> None:
         for (first, numel), view in zip(part.layout.places(), views, strict=True):
             m = flat[first : first + numel].view(view.shape)
             if gain is None:
-                m.add_(view, alpha=sign)
+                m.add_(view)
             else:
-                m.addcmul_(view.float(), gain, value=sign)
+                m.addcmul_(view.float(), gain)
 
     def _restore(
-        self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None, bad: Tensor
+        self,
+        part: Part,
+        flat: Tensor,
+        saved: Tensor | None,
+        views: list[Tensor],
+        gain: Tensor | None,
+        bad: Tensor,
     ) -> None:
         """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
         if not flat.is_cuda and not bool(bad.any()):
-            return  # to ask a GPU would be to wait for it
-        for (first, numel), view, wrong in zip(part.layout.places(), views, bad.float(), strict=True):
-            m = flat[first : first + numel].view(view.shape)
-            # Where nothing is wrong the gradient is finite, and this adds zero.
-            m.addcmul_(view.float(), wrong if gain is None else wrong * gain, value=-1)
-            m.nan_to_num_(0.0, 0.0, 0.0)
+            return
+        for (first, numel), view, wrong in zip(part.layout.places(), views, bad, strict=True):
+            m = flat[first : first + numel]
+            if saved is not None:
+                torch.where(wrong, saved[first : first + numel], m, out=m)
+            elif wrong:  # on another rank
+                m.view(view.shape).sub_(view.float() if gain is None else view.float() * gain)
 
     def _q(self, part: Part, turn: Turn, groups: list[_Group], device: torch.device) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
@@ -195,6 +204,11 @@ class PowerSGD(Codec):
             for k, (first, numel) in zip(part.keys, places, strict=True):
                 flat[first : first + numel] = draw(k, numel, turn.step)
         return flat
+
+
+def _finite(views: list[Tensor]) -> bool:
+    """Whether all gradients are; a sum that overflows says no, too, which costs time only."""
+    return all(bool(torch.isfinite(view.sum(dtype=torch.float32))) for view in views)
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:
