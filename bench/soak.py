@@ -45,7 +45,6 @@ EVENTS = {
     "saved and loaded": 0.03,
     "closed and made again": 0.01,
 }
-SAMPLES = 200  # of memory in a run
 LIFE = 50  # steps that a model lives, on average
 
 
@@ -94,7 +93,7 @@ class Life:
         return y + self.side(x) if self.use_side else y
 
 
-def soak(rank: int, steps: int, codecs: list[str], seed: int) -> dict[str, Any]:
+def soak(rank: int, steps: int, codecs: list[str], seed: int, samples: int) -> dict[str, Any]:
     """What one rank saw."""
     import torch
     import torch.distributed as dist
@@ -134,7 +133,7 @@ def soak(rank: int, steps: int, codecs: list[str], seed: int) -> dict[str, Any]:
         if "closed and made again" in events:
             _again(life)
         _compare(life, rank, step)
-        if step % max(1, steps // SAMPLES) == 0:
+        if step % max(1, steps // samples) == 0:
             gc.collect()
             memory.append(resident())
             threads.append(threading.active_count())
@@ -185,15 +184,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--codecs", nargs="+", default=CODECS)
+    parser.add_argument("--samples", type=int, default=200, help="of the memory, in the whole run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path)
     add_rank_arguments(parser)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         init_rank(arguments, arguments.ranks)
-        answer(arguments, soak(arguments.rank, arguments.steps, arguments.codecs, arguments.seed))
+        a = arguments
+        answer(a, soak(a.rank, a.steps, a.codecs, a.seed, a.samples))
         return
     own = [f"--steps={arguments.steps}", f"--ranks={arguments.ranks}", f"--seed={arguments.seed}"]
+    own.append(f"--samples={arguments.samples}")
     found = run(__file__, [*own, "--codecs", *arguments.codecs], arguments.ranks, None)
     counts = found[0]["counts"]
     print(f"{arguments.steps} steps, {arguments.ranks} ranks, identical throughout; {counts}\n")
