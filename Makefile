@@ -18,7 +18,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc cmake -type f)
 CPP := find csrc -type f ! -name "*.py"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test simt-sanitize bench bench-link bench-scale bench-accuracy results lint format clean
+.PHONY: help install demo test fuzz simt-sanitize bench bench-link bench-scale bench-accuracy results lint format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ demo: $(VENV)/.installed  ## train a small model on two ranks with each codec an
 
 test: $(VENV)/.installed  ## the tests
 	$(PY) -m pytest $(ARGS)
+
+fuzz: $(VENV)/.installed  ## any bytes into each C++ decoder, under sanitizers: make fuzz SECONDS=600
+	$(PY) tests/fuzz/run.py --seconds $(or $(SECONDS),30) $(ARGS)
 
 simt-sanitize: $(VENV)/.installed  ## the CUDA kernels in the emulator, under AddressSanitizer and UBSan
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
