@@ -38,7 +38,8 @@ simt-sanitize: $(VENV)/.installed  ## the CUDA kernels in the emulator, under Ad
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
 	SIMT_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
-	$(PY) -m pytest -q tests/simt/test_kernels.py $(ARGS)
+	$(PY) -m pytest -q tests/simt/test_kernels.py tests/simt/test_sparse.py tests/simt/test_orthogonalize.py \
+	  $(ARGS)
 
 bench: $(VENV)/.installed  ## how fast the kernels are, against memory speed
 	$(PY) bench/kernels.py $(ARGS)

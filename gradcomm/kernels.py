@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from gradcomm.codec import Codec, RecordCodec
+from gradcomm.codec import Codec, PowerSGD, RecordCodec
 from gradcomm.ops import Format, native, nvrtc
 
 logger = logging.getLogger("gradcomm")
@@ -22,6 +22,8 @@ def prepare(codecs: Iterable[Codec], device: torch.device) -> None:
     if device.type != "cuda":
         return
     for codec in codecs:
+        if isinstance(codec, PowerSGD) and native.cuda_missing is not None and nvrtc.fault() is None:
+            nvrtc.prepare("orthogonalize", device)
         if not isinstance(codec, RecordCodec):
             continue
         format = codec.format(1, 0)

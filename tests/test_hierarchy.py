@@ -189,3 +189,17 @@ def _warm(rank: int, ranks: int) -> str:
 
 def test_takes_over_what_ranks_remember(ranks: Ranks) -> None:
     assert len(set(ranks.run(_warm, 4))) == 1
+
+
+def _again(rank: int, ranks: int) -> set[str]:
+    digests = set()
+    for _ in range(3):
+        digests.add(
+            train_registered(rank, ranks, "onebit", {"exchange": "hierarchy", "hosts": HOSTS[0]})[0]
+        )
+    return digests
+
+
+def test_may_be_closed_and_registered_again(ranks: Ranks) -> None:
+    digests = ranks.run(_again, 4)
+    assert len(digests[0]) == 1 and all(d == digests[0] for d in digests)

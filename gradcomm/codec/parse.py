@@ -29,6 +29,12 @@ NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
     "powersgd": (PowerSGD, {}),
 }
 
+#: What ``Codec.spec`` says besides.
+_CLASSES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
+    "cast": (Cast, {}),
+    "quantize": (Quantize, {}),
+}
+
 
 def parse(text: str) -> Codec:
     """The codec that a string names: ``name`` or ``name:option=value,option=value``.
@@ -36,9 +42,10 @@ def parse(text: str) -> Codec:
     Raises ValueError for an unknown name, an unknown option or a bad value.
     """
     name, _, rest = text.partition(":")
-    if name not in NAMES:
+    found = NAMES.get(name) or _CLASSES.get(name)
+    if found is None:
         raise ValueError(f"gradcomm: unknown codec {name!r}; use one of {', '.join(NAMES)}")
-    cls, preset = NAMES[name]
+    cls, preset = found
     known = [f.name for f in dataclasses.fields(cls)]
     options = dict(preset)
     for item in filter(None, rest.split(",")):

@@ -32,6 +32,7 @@ class GroupTransport:
         self.size = dist.get_world_size(group)
         self.traffic = Traffic()
         self._device = device
+        self._by_members = self.size < dist.get_world_size()
         backend = backend_name(group, device)
         self._direct = backend == "gloo"
         # NCCL is called for one rank too, which costs little: so that one GPU shows what many do.
@@ -85,7 +86,11 @@ class GroupTransport:
         return GroupTransport(made, self._device)
 
     def close(self) -> None:
-        dist.destroy_process_group(self.group)
+        # torch names a group that only its members made by their ranks and the number of groups there
+        # are. Destroyed, its name would be given again, and the ranks would meet by addresses that are
+        # no longer: such a group stays until all are destroyed.
+        if not self._by_members:
+            dist.destroy_process_group(self.group)
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
