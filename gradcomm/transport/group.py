@@ -32,7 +32,6 @@ class GroupTransport:
         self.size = dist.get_world_size(group)
         self.traffic = Traffic()
         self._device = device
-        self._by_members = self.size < dist.get_world_size()
         backend = backend_name(group, device)
         self._direct = backend == "gloo"
         # NCCL is called for one rank too, which costs little: so that one GPU shows what many do.
@@ -81,16 +80,18 @@ class GroupTransport:
 
     def split(self, members: list[list[int]]) -> GroupTransport:
         ranks = dist.get_process_group_ranks(self.group)
-        mine = next(m for m in members if self.rank in m)
-        made = own_group(self.group, self._device, [ranks[r] for r in mine])
-        return GroupTransport(made, self._device)
+        # By all of torch's ranks where possible: a group that its members make by themselves gets a name
+        # of its ranks and of how many groups there are, so one made after another was destroyed may get
+        # that one's name, find the addresses that it left, and hang.
+        by_members = self.size < dist.get_world_size()
+        lists = [m for m in members if self.rank in m] if by_members else members
+        groups = [_new_group(self.group, self._device, [ranks[r] for r in m], by_members) for m in lists]
+        mine = next(g for g, m in zip(groups, lists, strict=True) if self.rank in m)
+        assert isinstance(mine, dist.ProcessGroup)
+        return GroupTransport(mine, self._device)
 
     def close(self) -> None:
-        # torch names a group that only its members made by their ranks and the number of groups there
-        # are. Destroyed, its name would be given again, and the ranks would meet by addresses that are
-        # no longer: such a group stays until all are destroyed.
-        if not self._by_members:
-            dist.destroy_process_group(self.group)
+        dist.destroy_process_group(self.group)
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -98,23 +99,26 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     return str(group._get_backend(device).name())
 
 
-def own_group(
-    group: dist.ProcessGroup, device: torch.device, members: list[int] | None = None
-) -> dist.ProcessGroup:
-    """A new group of the same backend and timeout, of ``members`` (global ranks) or the same ranks.
-    Collective over those.
+def own_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """A new group of the same ranks, backend and timeout. Collective over ``group``.
 
     A lane needs one: its collectives run in its own order, beside those that DDP and the user issue.
     """
-    backend = group._get_backend(device)
-    ranks = dist.get_process_group_ranks(group) if members is None else members
-    options = getattr(backend, "options", None)
-    made = dist.new_group(
-        ranks,
-        timeout=getattr(options, "_timeout", None),
-        backend=str(backend.name()),
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-        group_desc="gradcomm",
-    )
+    ranks = dist.get_process_group_ranks(group)
+    made = _new_group(group, device, ranks, by_members=len(ranks) < dist.get_world_size())
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def _new_group(
+    like: dist.ProcessGroup, device: torch.device, ranks: list[int], by_members: bool
+) -> object:
+    """``by_members``: collective over ``ranks``, else over all of torch's, others getting a marker."""
+    backend = like._get_backend(device)
+    return dist.new_group(
+        ranks,
+        timeout=getattr(getattr(backend, "options", None), "_timeout", None),
+        backend=str(backend.name()),
+        use_local_synchronization=by_members,
+        group_desc="gradcomm",
+    )
