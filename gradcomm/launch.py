@@ -78,7 +78,9 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> World:
     method = rendezvous(os.environ, world)
     store: Store = HashStore()
     if method is not None:
-        store = PrefixStore("default_pg", _meet(method, world, options))
+        # torchrun's store outlives a restart, and with it where the ranks of the last attempt were.
+        attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {world.world_size}"
+        store = PrefixStore(f"default_pg, attempt {attempt}", _meet(method, world, options))
         _agree(store, world, backend)
     dist.init_process_group(
         backend, store=store, rank=world.rank, world_size=world.world_size, **options

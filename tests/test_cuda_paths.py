@@ -181,7 +181,8 @@ def test_kernels_are_compiled_when_the_hook_is_built(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nvrtc, "fault", lambda: None)
     monkeypatch.setattr(nvrtc, "prepare", lambda format, device: compiled.append((format, device)))
     prepare([parse("onebit"), parse("none"), parse("powersgd"), parse("int4")], device)
-    assert compiled == [(OneBitFormat(512), device), (QuantizeFormat(512, 4), device)]
+    expected = [OneBitFormat(512), "orthogonalize", QuantizeFormat(512, 4)]
+    assert compiled == [(what, device) for what in expected]
     monkeypatch.setattr(native, "cuda_missing", None)
     monkeypatch.setattr(torch.ops.gradcomm, "cuda_has_kernels", lambda ints: True, raising=False)
     prepare([parse("onebit")], device)
