@@ -131,7 +131,12 @@ def test_torchrun_restarts_from_the_checkpoint(ranks: Ranks, tmp_path: pathlib.P
     command += ["--max-restarts=1", "--monitor-interval=0.2", restarted.__file__]
     command += [str(tmp_path), "onebit", "5"]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr[-3000:]
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environ, **pipes) as torchrun:
+        try:
+            _, errors = torchrun.communicate(timeout=90)
+        finally:
+            torchrun.terminate()  # and not kill: it would leave its ranks
+    assert torchrun.returncode == 0, errors[-3000:]
     assert [(tmp_path / f"end-{rank}").read_text() for rank in range(2)] == through
     assert (tmp_path / "restarted").read_text() == "from step 4"
