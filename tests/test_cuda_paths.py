@@ -187,7 +187,7 @@ def test_kernels_are_compiled_when_the_hook_is_built(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.ops.gradcomm, "cuda_has_kernels", lambda ints: True, raising=False)
     prepare([parse("onebit")], device)
     prepare([parse("onebit")], CPU)
-    assert len(compiled) == 2
+    assert len(compiled) == 3
 
 
 def test_without_kernels_it_says_once_that_it_will_be_slow(
