@@ -150,53 +150,6 @@ class Course:
         chosen = choose(codec, self._transport.size, self._exchange)
         return Plan(codec, chosen, self._plain_rule, self._min_numel)
 
-    def _carrier(self, chosen: str) -> Transport:
-        """What an exchange goes over. Collective."""
-        whole = CheckedTransport(self._transport) if self.verify else self._transport
-        if chosen != "hierarchy":
-            return whole
-        found = find_hosts(whole) if self._hosts is None else self._hosts
-        return HostsTransport(whole, check_hosts(found, whole.size))
-
-    def _leave_hosts(self) -> None:
-        """Frees the parts of the transport that the hierarchy had."""
-        if isinstance(self._runner.transport, HostsTransport):
-            self._runner.transport.close()
-
-    # ---- another process group ----------------------------------------------------------------
-
-    def follow(self, ddp: DistributedDataParallel) -> None:
-        """Goes where the model's process group goes (``_update_process_group``)."""
-        self._ddp = weakref.ref(ddp)
-
-    def _follow_group(self) -> None:
-        """If DDP has another process group now, so has the state. Collective over the new one."""
-        ddp = self._ddp() if self._ddp is not None else None
-        if ddp is None or ddp.process_group is self.process_group:
-            return
-        if self._transport_wanted is not None:
-            raise RuntimeError(
-                "gradcomm: DDP's process group was changed, and transport= still has the ranks of the "
-                "old one; register without transport=, which follows, or on a newly wrapped model"
-            )
-        with self._lane.between():
-            self._leave_hosts()
-            old = self._transport
-            old.close()
-            self.process_group = ddp.process_group
-            device = next(ddp.parameters()).device
-            self._transport = choose_transport(None, self.process_group, device)
-            self._transport.traffic = old.traffic
-            plan = self._plan(self.codec)
-            self._buckets.change(
-                plan
-            )  # owners' residuals go back to ranks, times the old number of them
-            self._memory.settle()
-            self._memory.ranks, self._chosen = self._transport.size, plan.exchange
-            self._runner.transport = self._carrier(self._chosen)
-
-    # ---- another codec, continued -------------------------------------------------------------
-
     def _change(self, codec: Codec, at: int) -> None:
         """The codec from step ``at``, the next one, on. The same on every rank."""
         with self._lane.between():
@@ -248,3 +201,47 @@ class Course:
                     self._runner.clip.scale(ratio)
         if self._runner.clip is not None and self._scale.attached:
             self._runner.clip.loss_scale = 1.0 if self._scale.last is None else self._scale.last
+
+    # ---- who carries it, and another process group --------------------------------------------
+
+    def _carrier(self, chosen: str) -> Transport:
+        """What an exchange goes over. Collective."""
+        whole = CheckedTransport(self._transport) if self.verify else self._transport
+        if chosen != "hierarchy":
+            return whole
+        found = find_hosts(whole) if self._hosts is None else self._hosts
+        return HostsTransport(whole, check_hosts(found, whole.size))
+
+    def _leave_hosts(self) -> None:
+        """Frees the parts of the transport that the hierarchy had."""
+        if isinstance(self._runner.transport, HostsTransport):
+            self._runner.transport.close()
+
+    def follow(self, ddp: DistributedDataParallel) -> None:
+        """Goes where the model's process group goes (``_update_process_group``)."""
+        self._ddp = weakref.ref(ddp)
+
+    def _follow_group(self) -> None:
+        """If DDP has another process group now, so has the state. Collective over the new one."""
+        ddp = self._ddp() if self._ddp is not None else None
+        if ddp is None or ddp.process_group is self.process_group:
+            return
+        if self._transport_wanted is not None:
+            raise RuntimeError(
+                "gradcomm: DDP's process group was changed, and transport= still has the ranks of the "
+                "old one; register without transport=, which follows, or on a newly wrapped model"
+            )
+        with self._lane.between():
+            self._leave_hosts()
+            old = self._transport
+            old.close()
+            self.process_group = ddp.process_group
+            device = next(ddp.parameters()).device
+            self._transport = choose_transport(None, self.process_group, device)
+            self._transport.traffic = old.traffic
+            plan = self._plan(self.codec)
+            # Owners' residuals go back to ranks, times the old number of them.
+            self._buckets.change(plan)
+            self._memory.settle()
+            self._memory.ranks, self._chosen = self._transport.size, plan.exchange
+            self._runner.transport = self._carrier(self._chosen)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Residuals of means, by exchange: ``owner``, of the mean of all ranks; ``host``, of a host's.
 OWNERS: dict[str, tuple[str, ...]] = {"shard": ("owner",), "hierarchy": ("owner", "host")}
-_KINDS = ("owner", "host")
+_KINDS = OWNERS["hierarchy"]
 
 
 @dataclasses.dataclass

@@ -8,12 +8,12 @@ of that step are held until all have come, and exchanged as the checkpoint had t
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradcomm.buckets import BucketKey
+from gradcomm.streams import Streams
 
 
 @dataclasses.dataclass
@@ -44,8 +44,7 @@ class Replay:
         self._missing = parameters
 
     def hold(self, keys: BucketKey, numels: list[int], buffer: Tensor) -> torch.futures.Future[Tensor]:
-        devices: list[Any] = [] if buffer.device.type == "cpu" else [buffer.device]
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        future = Streams(buffer.device).future()
         self.held.append(Held(keys, numels, buffer, future))
         self._missing -= len(keys)
         return future

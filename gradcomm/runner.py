@@ -59,7 +59,7 @@ class Runner:
                     gain = self.clip.gain(key, buffer, step)
             for part in parts:
                 what = f"{part.codec.name} by {part.exchange}"
-                self._exchange(part, buffer, step, gain, None if plain else spend)
+                self._exchange(part, buffer, step, gain, plain, None if plain else spend)
             if exact is not None:
                 norm = torch.linalg.vector_norm
                 self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
@@ -71,7 +71,13 @@ class Runner:
             raise ExchangeError(f"{where}: {type(cause).__name__}: {cause}") from cause
 
     def _exchange(
-        self, part: Part, buffer: Tensor, step: int, gain: Tensor | None, spend: Codec | None
+        self,
+        part: Part,
+        buffer: Tensor,
+        step: int,
+        gain: Tensor | None,
+        plain: bool,
+        spend: Codec | None,
     ) -> None:
         turn = Turn(
             step=max(0, step - self.since),
@@ -83,7 +89,6 @@ class Runner:
             error_feedback=self.error_feedback,
             scratch=self.scratch,
         )
-        plain = buffer.is_sparse or not buffer.is_floating_point()
         remembers = self.momentum or (self.error_feedback and not isinstance(part.codec, Dense))
         if self.find_unused and remembers and not plain:
             with self.meter.clock("encode"):
