@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, help="default: by task")
     parser.add_argument("--no-feedback", action="store_true", help="without error feedback")
-    parser.add_argument("--momentum-correction", action="store_true", help="with sgd")
+    parser.add_argument("--momentum-correction", action="store_true", help="in place of the optimizer's")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args(argv)
     made: list[dict[str, Any]] = []

@@ -49,7 +49,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="compress everything from step 0 with error feedback and no clipping:\n"
              "shows what the recipes are for")  # fmt: skip
     add("--momentum-correction", action="store_true",
-        help="with sgd: codecs with a memory get the momentum in place of the optimizer")  # fmt: skip
+        help="codecs with a memory get the momentum in place of the optimizer")  # fmt: skip
     add("--plain", nargs="+", action="extend", metavar="NAME",
         help="parameters that go plain besides those of the recipe (fnmatch patterns)")  # fmt: skip
     add("--text", metavar="FILE", help="text to train on; default: Python's standard library")

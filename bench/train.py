@@ -81,7 +81,7 @@ def _train(
             options["error_feedback"] = False
         if recipe.error_feedback and clip:
             options["clip_norm"], clip = clip, 0.0  # local, before the memory: see gradcomm/clip.py
-        if settings.optimizer == "sgd" and settings.momentum_correction and recipe.error_feedback:
+        if settings.momentum_correction and recipe.error_feedback:
             options["momentum"] = 0.9  # DGC's momentum correction, in place of the optimizer's own
     else:
         if isinstance(made, gradcomm.TopK):
@@ -154,7 +154,10 @@ def _optimizer(
     else:
         # A short memory of squares: a run of a few hundred steps has no use for a thousand.
         optimizer = torch.optim.AdamW(
-            ddp.parameters(), lr=settings.lr or 1e-3, betas=(0.9, 0.95), fused=True
+            ddp.parameters(),
+            lr=settings.lr or 1e-3,
+            betas=(0.0 if corrected else 0.9, 0.95),
+            fused=True,
         )
     warm = max(1, settings.steps // 8)
 

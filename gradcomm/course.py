@@ -88,8 +88,9 @@ class Course:
         Residuals are carried over where the new codec uses error feedback and takes the same
         parameters. Where it does not, the next step is exchanged plain with all residuals added
         (``flush``), and the new codec begins after it. Momentum is carried over, PowerSGD's factors
-        begin anew. There is no new warm-up; a density ramp begins anew only after ``"none"``. Clipping
-        and error feedback follow the new codec's recipe unless ``register`` was told otherwise.
+        and OneBit's units begin anew. There is no new warm-up; a density ramp, or OneBit's first
+        refreshes, come again only after ``"none"``. Clipping and error feedback follow the new codec's
+        recipe unless ``register`` was told otherwise.
         ``exchange``: as in ``register``; by default chosen.
 
         Collective, between two steps. Raises ValueError for a bad codec, DisagreementError on every rank
@@ -167,7 +168,8 @@ class Course:
             self._chosen = plan.exchange
             self._buckets.change(plan)
             self._memory.settle()
-            self._memory.forget("q")
+            for slot in ("q", "rms"):
+                self._memory.forget(slot)
             if old.by_index != codec.by_index:
                 for p in everything:
                     self._memory.reorder(p.key, p.tensor, codec.by_index)

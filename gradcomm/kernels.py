@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from gradcomm.codec import Codec, PowerSGD, RecordCodec
+from gradcomm.codec.base import STEADY
 from gradcomm.ops import Format, native, nvrtc
 
 logger = logging.getLogger("gradcomm")
@@ -26,18 +27,22 @@ def prepare(codecs: Iterable[Codec], device: torch.device) -> None:
             nvrtc.prepare("orthogonalize", device)
         if not isinstance(codec, RecordCodec):
             continue
-        format = codec.format(1, 0)
-        why = _fault(format)
-        if why is None and native.cuda_missing is not None:
-            nvrtc.prepare(format, device)
-        elif why is not None and (codec.spec(), why) not in _told:
-            _told.add((codec.spec(), why))
-            logger.warning(
-                "gradcomm: %s on %s runs on the PyTorch reference, slowly, and the host waits: %s",
-                codec.spec(),
-                device,
-                why,
-            )
+        for format in dict.fromkeys(codec.format(1, step) for step in (0, STEADY)):
+            _prepare(codec, format, device)
+
+
+def _prepare(codec: RecordCodec, format: Format, device: torch.device) -> None:
+    why = _fault(format)
+    if why is None and native.cuda_missing is not None:
+        nvrtc.prepare(format, device)
+    elif why is not None and (codec.spec(), why) not in _told:
+        _told.add((codec.spec(), why))
+        logger.warning(
+            "gradcomm: %s on %s runs on the PyTorch reference, slowly, and the host waits: %s",
+            codec.spec(),
+            device,
+            why,
+        )
 
 
 def _fault(format: Format) -> str | None:

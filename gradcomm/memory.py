@@ -67,6 +67,19 @@ class Memory:
         self.adopt(slot, part, flat, layout.places())
         return flat
 
+    def shared(self, slot: str, part: Part, empty: float) -> Tensor:
+        """A slot that all ranks hold alike, in block space; of a piece, its stretch of it. ``empty``
+        where nothing was held yet, and in the padding of blocks."""
+        whole = part.part if isinstance(part, Piece) else part
+        known = self._flat.get((slot, whole)) is not None
+        flat = self.flat(slot, whole)
+        if not known:
+            flat.masked_fill_(flat == 0.0, empty)
+        if isinstance(part, Piece):
+            block = part.layout.block
+            flat = flat[part.first * block : (part.first + part.blocks) * block]
+        return flat
+
     def flat_or_none(self, slot: str, part: Part) -> Tensor | None:
         """The slot's flat tensor, where the part has one already."""
         return self._flat.get((slot, part))
@@ -171,7 +184,7 @@ class Memory:
 
     def scale(self, ratio: float | Tensor) -> None:
         """Multiplies all that is in the gradient's unit, in place."""
-        for slot in ("residual", "momentum"):
+        for slot in ("residual", "momentum", "rms"):
             for view in self._views.get(slot, {}).values():
                 view.mul_(ratio)
         for owned in self._owned.values():

@@ -53,6 +53,14 @@ class Part:
     def views(self, bucket: Tensor) -> list[Tensor]:
         return [s.view(bucket) for s in self.slices]
 
+    def elements(self, bucket: Tensor) -> list[Tensor]:
+        """Its elements in the bucket, as flat views."""
+        return [bucket[offset : offset + numel] for offset, numel, *_ in self.layout.table.tolist()]
+
+    def by_segment(self, flat: Tensor) -> list[Tensor]:
+        """What belongs to these elements in ``flat``, a tensor in block space; views."""
+        return [flat[first : first + numel] for first, numel in self.layout.places()]
+
     def places_in(self, flat: Tensor | None, indices: tuple[int, ...], begin: int = 0) -> list[Tensor]:
         """The elements of some of the part's parameters in ``flat``, a tensor in block space, or in the
         stretch of it that starts at element ``begin``. None of None."""
@@ -84,7 +92,3 @@ class Piece(Part):
 
     def chunk_blocks(self, chunks: int) -> int:
         return self.blocks // chunks
-
-    def elements(self, bucket: Tensor) -> list[Tensor]:
-        """Its elements in the bucket, as flat views."""
-        return [bucket[offset : offset + numel] for offset, numel, *_ in self.layout.table.tolist()]

@@ -203,7 +203,7 @@ class Resumable(Course):
     def _compare(self) -> None:
         """Ranks stand at the same step and hold the same where they must."""
         with self._lane.between():
-            q = self._memory.all("q")
+            shared = [*self._memory.all("q"), *self._memory.all("rms")]
             mine = {
                 "step": self._step,
                 "first compressed step": self._since,
@@ -212,7 +212,7 @@ class Resumable(Course):
                 "seed": self.seed,
                 "loss scaler": self._scale.attached,
                 "layout": self._layout,
-                "warm start": digest(torch.cat(q)) if q else None,
+                "what ranks share": digest(torch.cat(shared)) if shared else None,
             }
             remedy = "load the same checkpoint on every rank, and make every change on all of them"
             agree(self._transport, mine, "continue", remedy)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradcomm
-from gradcomm.codec import RecordCodec
+from gradcomm.codec import RecordCodec, rms
 from gradcomm.ops import Layout, reference
 
 #: A rank's gradients of a step by parameter name; a parameter that is not in it is not used.
@@ -59,26 +59,43 @@ class Simulation:
     def __init__(self, codec: RecordCodec, ranks: int) -> None:
         self._codec, self._ranks = codec, ranks
         self._residuals: dict[tuple[int, str], Tensor] = {}
+        self._units: dict[str, Tensor] = {}
+        self._step = 0
 
     def step(self, gradients: list[Gradients]) -> Gradients:
         """The means that training must be given, to the bit, of the parameters that any rank used."""
         names = dict.fromkeys(name for one in gradients for name in one)
-        return {name: self._mean(name, [one.get(name) for one in gradients]) for name in names}
+        means = {name: self._mean(name, [one.get(name) for one in gradients]) for name in names}
+        self._step += 1
+        return means
 
     def _mean(self, name: str, gradients: list[Tensor | None]) -> Tensor:
         like = next(g for g in gradients if g is not None)
         layout = Layout.of([(0, like.numel())], self._codec.block)
-        format = self._codec.format(layout.blocks, 2**31)
-        size = self._codec.chunk_bytes(layout.blocks, 2**31)
+        format = self._codec.format(layout.blocks, self._step)
+        size = self._codec.chunk_bytes(layout.blocks, self._step)
+        codec, r = self._codec, self._units.setdefault(name, torch.ones(like.numel()))
+        learns = isinstance(codec, gradcomm.OneBit) and codec.normalize
+        refreshed = isinstance(codec, gradcomm.OneBit) and codec.refreshes(self._step)
+        unit = r if learns and not refreshed else torch.ones_like(r)
         payloads = torch.empty(self._ranks, 1, size, dtype=torch.uint8)
         for rank, g in enumerate(gradients):
             nothing = torch.zeros(layout.blocks * layout.block)
             e = self._residuals.setdefault((rank, name), nothing.clone())
             source = torch.zeros_like(like) if g is None else g
             left = nothing if g is None else e  # not used here: nothing is sent, and e stays
-            reference.encode(_flat(source), layout.table, format.ints(), left, payloads[rank], None, 0)
+            left[: len(unit)] /= unit
+            scaled = _flat(source) / unit
+            reference.encode(
+                scaled.to(like.dtype), layout.table, format.ints(), left, payloads[rank], None, 0
+            )
+            left[: len(unit)] *= unit
         out = torch.empty_like(_flat(like))
         reference.decode_mean(payloads, layout.table, format.ints(), 0, out)
+        out.mul_(unit)
+        if learns and refreshed:
+            count = min(self._step, codec.refresh) + max(0, self._step // codec.refresh - 1)
+            r.copy_(rms.moved(r, out, max(rms.LEAST_WEIGHT, 1 / (count + 1))))
         return out.as_strided(like.shape, like.stride())
 
 

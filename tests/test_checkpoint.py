@@ -29,6 +29,8 @@ EVERY = [
     ("int2:scheme=minmax", "shard"),
     ("onebit", "gather"),
     ("onebit", "shard"),
+    ("onebit:refresh=2,normalize=True", "gather"),
+    ("onebit:refresh=2,normalize=True", "shard"),
     ("topk:density=0.05,ramp_steps=4", "gather"),
     ("topk:density=0.05,ramp_steps=4", "shard"),
     ("topk:density=0.05,select=exact,ramp_steps=2", "shard"),
@@ -79,7 +81,11 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-HIERARCHY = [("onebit", "hierarchy"), ("int4:rounding=stochastic", "hierarchy")]
+HIERARCHY = [
+    ("onebit:refresh=2,normalize=True", "hierarchy"),
+    ("onebit", "hierarchy"),
+    ("int4:rounding=stochastic", "hierarchy"),
+]
 
 
 def _resume(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradcomm
-from gradcomm.codec import Cast, Dense, OneBit, PowerSGD, Quantize, RecordCodec, TopK, parse
+from gradcomm.codec import Cast, Dense, OneBit, PowerSGD, Quantize, RecordCodec, TopK, parse, rms
 from gradcomm.codec.parse import NAMES
 
 
@@ -42,6 +42,10 @@ def test_names_and_options() -> None:
         (lambda: Quantize(scheme="log"), "scheme='log'"),
         (lambda: Quantize(rounding="up"), "rounding='up'"),
         (lambda: OneBit(block=64), "block=64; use a multiple of 128"),
+        (lambda: OneBit(refresh=1), "refresh=1; use 2 or more"),
+        (lambda: OneBit(refresh=-16), "refresh=-16"),
+        (lambda: OneBit(normalize=True), "give refresh=16"),
+        (lambda: OneBit(refresh=16, normalize="rms"), "normalize='rms'"),
         (lambda: PowerSGD(rank=0), "rank=0; use an integer that is 1 or more"),
         (lambda: PowerSGD(min_compression_rate=0), "min_compression_rate=0"),
         (lambda: Cast("float8"), "dtype='float8'"),
@@ -105,3 +109,31 @@ def test_the_face() -> None:
         "Dense",
     ):
         assert hasattr(gradcomm, name)
+
+
+def test_onebit_is_refreshed_at_first_and_now_and_then() -> None:
+    codec = OneBit(refresh=4, normalize=True)
+    assert [s for s in range(14) if codec.refreshes(s)] == [0, 1, 2, 3, 4, 8, 12]
+    assert codec.chunk_bytes(8, 8) == Quantize(block=512).chunk_bytes(8, 8)
+    assert codec.chunk_bytes(8, 9) == OneBit().chunk_bytes(8, 9)
+    assert not any(OneBit().refreshes(s) for s in range(14))
+
+
+def test_units_are_the_running_root_mean_square_and_a_floor() -> None:
+    generator = torch.Generator().manual_seed(0)
+    r, v = torch.ones(1000), torch.zeros(1000, dtype=torch.float64)
+    loud = torch.logspace(-4, 1, 1000)
+    for n in range(60):
+        mean = torch.randn(1000, generator=generator) * loud
+        weight = max(rms.LEAST_WEIGHT, 1 / (n + 1))
+        v += weight * (mean.double().square() - v)
+        r = rms.moved(r, mean, weight)
+        expected = v.sqrt() + rms.FLOOR * v.sqrt().mean()
+        torch.testing.assert_close(r.double(), expected, rtol=1e-3, atol=0)
+    assert torch.equal(rms.moved(r, torch.zeros(1000), 0.05), r)  # nobody used it
+    mean[7] = float("inf")
+    kept = rms.moved(r, mean, 0.05)
+    assert bool(kept.isfinite().all()) and torch.allclose(kept[7], r[7], rtol=0.1)
+    fresh = torch.randn(1000, generator=generator)
+    expected = fresh.abs() + rms.FLOOR * fresh.abs().mean()
+    torch.testing.assert_close(rms.moved(torch.ones(1000), fresh, 0.05), expected)  # nothing was known

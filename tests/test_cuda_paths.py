@@ -202,7 +202,7 @@ def test_without_kernels_it_says_once_that_it_will_be_slow(
     prepare([parse("topk:rows=4000,k=1")], torch.device("cuda", 0))
     said = [r.getMessage() for r in caplog.records if "PyTorch reference" in r.getMessage()]
     assert len(said) == 2
-    assert "block=256 on cuda:0" in said[0] and "not built" in said[0] and "CuPy is not" in said[0]
+    assert "onebit:block=256" in said[0] and "not built" in said[0] and "CuPy is not" in said[0]
     assert "rows=4000" in said[1] and "no CUDA kernels for these options" in said[1]
 
 

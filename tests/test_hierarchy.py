@@ -21,7 +21,16 @@ from .models import small_model, train_registered
 from .ranks import RankError, Ranks
 from .test_bytes import SHAPES
 
-CODECS = ["fp16", "bf16", "int8", "int4", "onebit", "topk:density=0.1", "topk:density=0.02,select=exact"]
+CODECS = [
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "onebit",
+    "onebit:refresh=2,normalize=True",
+    "topk:density=0.1",
+    "topk:density=0.02,select=exact",
+]
 HOSTS = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]], [[0], [1], [2], [3]]]
 
 

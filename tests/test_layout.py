@@ -20,7 +20,8 @@ from .models import Direct
 from .oracle import Gradients, Ledger, Simulation
 from .ranks import Ranks
 
-FEEDBACK = ["int4", "onebit", "topk:density=0.1,ramp_steps=0", "powersgd:rank=2,start_step=0"]
+UNITS = "onebit:refresh=2,normalize=True"  # refreshed in steps 0, 1, 2, 4, in units in 3
+FEEDBACK = ["int4", "onebit", "topk:density=0.1,ramp_steps=0", "powersgd:rank=2,start_step=0", UNITS]
 SHAPES = {"a": (40, 60), "b": (30, 50), "c": (64, 96), "k": (8, 16, 3, 3), "bias": (60,)}
 
 
@@ -158,7 +159,7 @@ def test_nothing_is_lost(ranks: Ranks, name: str, exchange: str) -> None:
 
 @pytest.mark.parametrize("name", ["rebuild", "unused by all", "unused by some", "no_sync"])
 def test_nothing_is_lost_among_four(ranks: Ranks, name: str) -> None:
-    assert ranks.run(_all_codecs, 4, name, "shard", ["onebit", FEEDBACK[2]]) == [[]] * 4
+    assert ranks.run(_all_codecs, 4, name, "shard", ["onebit", FEEDBACK[2], UNITS]) == [[]] * 4
 
 
 def _two_models(rank: int, ranks: int) -> list[str]:

@@ -28,6 +28,8 @@ CARRIED = [
             "int4:scheme=minmax",
             "int2",
             "onebit",
+            "onebit:refresh=3,normalize=True",  # the bad step is refreshed, or, with 2, the next
+            "onebit:refresh=2,normalize=True",
             "topk:density=0.05,ramp_steps=0",
             "topk:density=0.05,ramp_steps=0,values=int8",
             "topk:density=0.05,ramp_steps=0,select=exact,values=float16",

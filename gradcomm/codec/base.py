@@ -9,8 +9,9 @@ futures or streams here.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -21,6 +22,9 @@ from gradcomm import ops
 if TYPE_CHECKING:
     from gradcomm.memory import Memory
     from gradcomm.part import Part
+
+#: A step far into training, past all ramps, between two refreshes.
+STEADY = 2**31 - 1
 
 #: Gradient dtypes that codecs have kernels for; all others go plain.
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -155,7 +159,12 @@ class RecordCodec(Codec):
     def format(self, chunk_blocks: int, step: int) -> ops.Format:
         """The wire format of a chunk of this many blocks at this step."""
 
-    def payload_bytes(self, numel: int, chunks: int = 1, step: int = 2**31) -> int:
+    def unit(self, part: Part, turn: Turn) -> Tensor | None:
+        """What elements are divided by before encoding and multiplied by after decoding: float32 in
+        block space, the same on every rank, nowhere 0; may lack padding at the end. None: by nothing."""
+        return None
+
+    def payload_bytes(self, numel: int, chunks: int = 1, step: int = STEADY) -> int:
         """Bytes of the payload of one tensor of ``numel`` elements, cut into ``chunks`` chunks."""
         layout = ops.Layout.of([(0, numel)] if numel else [], self.block)
         chunk_blocks = layout.padded(chunks) // chunks
@@ -170,9 +179,14 @@ class RecordCodec(Codec):
         with error feedback, what the payload does not hold stays in the memory's residual."""
         format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
         residual = turn.memory.flat("residual", part) if turn.error_feedback else None
-        with SetAside(
-            part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)
+        unit = self.unit(part, turn)
+        with (
+            SetAside(part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)),
+            _in_unit(residual, unit),
         ):
+            if unit is not None:
+                for g, u in zip(part.elements(bucket), part.by_segment(unit), strict=True):
+                    g.div_(u)
             ops.encode(bucket, part.layout.table, format.ints(), residual, payload, turn.gain, turn.key)
             if turn.momentum is not None:
                 self.forget_sent(part, payload, format, turn.momentum)
@@ -186,6 +200,10 @@ class RecordCodec(Codec):
         the part's elements of ``bucket``."""
         format = self.format(part.chunk_blocks(payloads.size(1)), turn.step)
         ops.decode_mean(payloads, part.layout.table, format.ints(), 0, bucket)
+        unit = self.unit(part, turn)
+        if unit is not None:
+            for mean, u in zip(part.elements(bucket), part.by_segment(unit), strict=True):
+                mean.mul_(u)
 
     def reduce_encode(self, part: Part, payloads: Tensor, payload: Tensor, turn: Turn) -> None:
         """The owner's stage of the shard exchange: the mean of its chunk's payloads, uint8
@@ -196,7 +214,11 @@ class RecordCodec(Codec):
         residual = turn.memory.owner(part, begin, chunk_blocks) if turn.error_feedback else None
         # Another key than the workers': their draws and the owner's must not be the same.
         key = turn.key ^ 0x5DEECE66D
-        with SetAside(self._owner_unused(part, payloads, format, begin, residual, turn.unused)):
+        unit = self.unit(part, turn)
+        if unit is not None:
+            unit = unit[begin * self.block : (begin + chunk_blocks) * self.block]
+        unused = self._owner_unused(part, payloads, format, begin, residual, turn.unused)
+        with SetAside(unused), _in_unit(residual, unit):
             ops.reduce_encode(payloads, part.layout.table, format.ints(), begin, residual, payload, key)
 
     def _owner_unused(
@@ -217,3 +239,18 @@ class RecordCodec(Codec):
         slices = [(i, part.slices[i]) for i in unused]
         zero = tuple(i for i, s in slices if not bool(bucket[s.offset : s.offset + s.numel].any()))
         return part.places_in(residual, zero, begin * self.block)
+
+
+@contextlib.contextmanager
+def _in_unit(residual: Tensor | None, unit: Tensor | None) -> Iterator[None]:
+    """Inside, the residual is in units of ``unit``; elsewhere in the gradient's, so whatever else reads
+    it, a flush or a checkpoint, need not know. What it has past the unit's end is padding."""
+    if residual is None or unit is None:
+        yield
+        return
+    mine = residual[: unit.numel()]
+    mine.div_(unit)
+    try:
+        yield
+    finally:
+        mine.mul_(unit)
