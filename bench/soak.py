@@ -6,12 +6,17 @@ Each codec trains for its share of the steps, over and over in short lives of a 
 the same on every rank: a gradient is Inf and the step is skipped, a step is skipped for no reason, the
 gradients of some passes are accumulated, a parameter goes unused, DDP lays out its buckets anew (a new
 life), the state is saved and loaded, the state is closed and made again. After every step the ranks'
-parameters are compared. Prints a table: resident memory by quarter of the run, threads, faults.
+parameters are compared. Prints a table: memory by quarter of the run, threads, faults.
+
+Resident memory is taken after glibc has given back what is free (``malloc_trim``): every life starts and
+ends a thread, and what the threads' arenas keep free goes up and down by more than a leak of a long job
+would be. ``in use`` is what malloc has handed out, of all arenas (``mallinfo2``).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -32,6 +37,7 @@ CODECS = [
     "int8",
     "int4:rounding=stochastic",
     "onebit",
+    "onebit:refresh=4,normalize=True",
     "topk:density=0.05,ramp_steps=5",
     "topk:density=0.05,select=threshold",
     "powersgd:rank=2",
@@ -48,8 +54,33 @@ EVENTS = {
 LIFE = 50  # steps that a model lives, on average
 
 
+class _Mallinfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *(
+            (name, ctypes.c_size_t)
+            for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+        ),
+    ]
+
+
+def in_use() -> int:
+    """Bytes that malloc has handed out and not got back. 0 without glibc 2.33."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
+
+
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Bytes of this process in memory, without what malloc could give back."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -102,6 +133,7 @@ def soak(rank: int, steps: int, codecs: list[str], seed: int, samples: int) -> d
     ranks = dist.get_world_size()
     counts: Counter[str] = Counter()
     memory: list[int] = []
+    used: list[int] = []
     threads: list[int] = []
     life: Life | None = None
     for step in range(steps):
@@ -136,17 +168,25 @@ def soak(rank: int, steps: int, codecs: list[str], seed: int, samples: int) -> d
         if step % max(1, steps // samples) == 0:
             gc.collect()
             memory.append(resident())
+            used.append(in_use())
             threads.append(threading.active_count())
     assert life is not None
     life.state.close()
     quarter = len(memory) // 4
-    quarters = [sum(memory[i * quarter : (i + 1) * quarter]) / quarter for i in range(4)]
+    quarters, handed = _quarters(memory), _quarters(used)
     return {
-        "quarters_mib": [q / 2**20 for q in quarters],
+        "quarters_mib": quarters,
+        "in_use_mib": handed,
         "last_to_second": quarters[3] / quarters[1] - 1,
         "threads": [threads[quarter], max(threads[quarter:]), threads[-1]],
         "counts": dict(counts),
     }
+
+
+def _quarters(samples: list[int]) -> list[float]:
+    """The mean of each quarter, in MiB."""
+    n = len(samples) // 4
+    return [sum(samples[i * n : (i + 1) * n]) / n / 2**20 for i in range(4)]
 
 
 def _again(life: Life) -> None:
@@ -199,12 +239,13 @@ def main() -> None:
     found = run(__file__, [*own, "--codecs", *arguments.codecs], arguments.ranks, None)
     counts = found[0]["counts"]
     print(f"{arguments.steps} steps, {arguments.ranks} ranks, identical throughout; {counts}\n")
-    print("| rank | MiB resident by quarter | last to second quarter | threads: early, most, end |")
-    print("|---|---|---|---|")
+    print("| rank | MiB resident by quarter | last to second | MiB in use | threads: early, most, end |")
+    print("|---|---|---|---|---|")
     for rank, row in enumerate(found):
         quarters = " ".join(f"{q:.1f}" for q in row["quarters_mib"])
+        used = " ".join(f"{q:.2f}" for q in row["in_use_mib"])
         threads = " ".join(map(str, row["threads"]))
-        print(f"| {rank} | {quarters} | {row['last_to_second']:+.2%} | {threads} |")
+        print(f"| {rank} | {quarters} | {row['last_to_second']:+.2%} | {used} | {threads} |")
     if arguments.json is not None:
         from bench.machine import describe
 

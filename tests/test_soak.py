@@ -16,5 +16,5 @@ def test_a_short_soak() -> None:
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith(("| 0 |", "| 1 |"))]
     assert len(rows) == 2
     for row in rows:
-        early, most, end = map(int, row[4].split())
+        early, most, end = map(int, row[5].split())
         assert early == most == end
