@@ -124,3 +124,12 @@ def unused(step: int, options: dict[str, Any]) -> None:
     """A state that is to be registered."""
     require(step == 0, f"this CommState is in use, at step {step}; make another, or copy.deepcopy it")
     require(not options, f"options {sorted(options)} belong to the CommState; make it with them")
+
+
+def still_open(closed: bool) -> None:
+    """Raises RuntimeError if the state was closed: its hook stays in DDP, which cannot take it out."""
+    if closed:
+        raise RuntimeError(
+            "gradcomm: this state was closed, and nothing carries the model's gradients any more; "
+            "drop this DistributedDataParallel, wrap the module in a new one and register that"
+        )

@@ -61,7 +61,7 @@ class Course:
     _lane: Lane
 
     def _start(self) -> None:
-        self._bound = False
+        self._bound = self._closed = False
         self._complete = False  # whether all parameters are known
         self._agreed = False  # whether ranks have compared where they stand since the last load
         self._step = 0

@@ -122,6 +122,7 @@ class CommState(Resumable):
         some without a gradient. Raises DisagreementError on every rank when ranks differ, or when one
         of them has an error.
         """
+        checks.still_open(self._closed)
         streams = Streams(checks.one_device(named))
         with streams.use(streams.current()):  # object collectives go by the current device
             self._bind(named, streams, complete, find_unused)
@@ -324,7 +325,8 @@ class CommState(Resumable):
         return report
 
     def close(self) -> None:
-        """Ends the lane's thread and the transport it made. The hook cannot be called after it."""
+        """Ends the lane's thread and the transport it made. A backward after it raises RuntimeError."""
+        self._closed = True
         if self._bound:
             self._lane.close()
             self._leave_hosts()

@@ -61,6 +61,33 @@ def test_error_in_the_lane_reaches_backward_with_its_traceback(ranks: Ranks) -> 
         assert "in broken" in trace and "ArithmeticError" in trace
 
 
+def _closed(rank: int, ranks: int) -> tuple[str, str]:
+    """What a backward after close says, and whether a new wrapping trains on."""
+    ddp = DDP(small_model())
+    state = gradcomm.register(ddp, "onebit", warmup_steps=0)
+    train(ddp, rank, 2)
+    state.close()
+    state.close()  # twice is once
+    message = ""
+    try:
+        train(ddp, rank, 1)
+    except RuntimeError as error:
+        message = str(error)
+    module = ddp.module
+    del ddp  # its hooks on the parameters stand in the middle of a backward
+    again = DDP(module)
+    state = gradcomm.register(again, "onebit", warmup_steps=0)
+    ended = train(again, rank, 2)[0]
+    state.close()
+    return message, ended
+
+
+def test_backward_after_close_is_an_error_that_names_the_remedy(ranks: Ranks) -> None:
+    (message, ended), (other, same) = ranks.run(_closed, 2)
+    assert "this state was closed" in message and "register that" in message and message == other
+    assert ended == same
+
+
 def _momentum(rank: int, ranks: int, codec: str) -> tuple[float, str]:
     """How far training with momentum correction is from the optimizer's own momentum."""
     ends = []
