@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -130,13 +134,60 @@ def test_torchrun_restarts_from_the_checkpoint(ranks: Ranks, tmp_path: pathlib.P
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["--max-restarts=1", "--monitor-interval=0.2", restarted.__file__]
     command += [str(tmp_path), "onebit", "5"]
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environ, **pipes) as torchrun:
+    with _torchrun(command) as torchrun:
         try:
             _, errors = torchrun.communicate(timeout=90)
         finally:
             torchrun.terminate()  # and not kill: it would leave its ranks
     assert torchrun.returncode == 0, errors[-3000:]
     assert [(tmp_path / f"end-{rank}").read_text() for rank in range(2)] == through
-    assert (tmp_path / "restarted").read_text() == "from step 4"
+    assert (tmp_path / "restarted").read_text() == "from step 4 of 2 ranks by 2"
+
+
+def test_torchrun_goes_on_with_the_nodes_that_are_left(ranks: Ranks, tmp_path: pathlib.Path) -> None:
+    """Of two nodes one is gone in step 5: the other goes on alone from both ranks' checkpoint, to where
+    one rank comes that loads it."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=nodes"]
+    command += ["--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2"]
+    command += ["--max-restarts=3", "--monitor-interval=0.2", restarted.__file__]
+    command += [str(tmp_path), "onebit", "5"]
+    with _torchrun(command, NODE_DIES="0") as stays:
+        try:
+            _wait_for(port)  # who comes first hosts the rendezvous
+            with _torchrun(command, NODE_DIES="1") as goes:
+                try:
+                    _, errors = stays.communicate(timeout=90)
+                    assert goes.wait(10) == -signal.SIGKILL
+                finally:
+                    goes.terminate()
+        finally:
+            stays.terminate()
+    assert stays.returncode == 0, errors[-3000:]
+    assert (tmp_path / "restarted").read_text() == "from step 4 of 2 ranks by 1"
+    (tmp_path / "alone").mkdir()
+    for rank in range(2):
+        shutil.copy(tmp_path / f"4.of2.rank{rank}", tmp_path / "alone")
+    (alone,) = ranks.run(restarted.run, 1, tmp_path / "alone", "onebit")
+    assert (tmp_path / "end-0").read_text() == alone
+
+
+def _torchrun(command: list[str], **environ: str) -> subprocess.Popen[str]:
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environ
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environ, **pipes)
+
+
+def _wait_for(port: int) -> None:
+    """Until somebody listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("localhost", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
