@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.entry import read
 from bench.tasks import TASKS, Task
 
 PHASES = ("encode", "wire", "decode")
+MOMENTUM = 0.9  # of every optimizer here, or of the hook in its place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,6 @@ def _train(
     rank: int, index: int, codec: str, settings: Settings, tell: Callable[..., None]
 ) -> dict[str, Any]:
     import gradcomm
-    from gradcomm.codec import parse
 
     task: Task = TASKS[settings.task](settings, rank)
     torch.manual_seed(settings.seed)
@@ -69,25 +70,12 @@ def _train(
         task.loss(model)  # lazy layers learn their sizes; draws a batch, on every rank and run alike
     ddp = DistributedDataParallel(model)
     tell("model", sum(p.numel() for p in ddp.parameters()))
-    options: dict[str, Any] = {"plain": settings.plain or None}
-    if settings.min_numel is not None:
-        options["min_numel"] = settings.min_numel
-    made, clip = parse(codec), settings.clip
-    recipe = made.recipe
-    if settings.recipe:
-        # A short run keeps most of its steps for compression.
-        options["warmup_steps"] = min(recipe.warmup_steps, settings.steps // 4)
-        if not settings.error_feedback:
-            options["error_feedback"] = False
-        if recipe.error_feedback and clip:
-            options["clip_norm"], clip = clip, 0.0  # local, before the memory: see gradcomm/clip.py
-        if settings.momentum_correction and recipe.error_feedback:
-            options["momentum"] = 0.9  # DGC's momentum correction, in place of the optimizer's own
-    else:
-        if isinstance(made, gradcomm.TopK):
-            made = dataclasses.replace(made, ramp_steps=0)
-        options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
-    state = gradcomm.register(ddp, made, seed=settings.seed, **options)
+    rule, asked = read(codec, settings.steps)
+    if not settings.recipe and isinstance(rule, gradcomm.TopK):
+        rule = dataclasses.replace(rule, ramp_steps=0)
+    options, clip = _options(rule, settings)
+    options |= asked
+    state = gradcomm.register(ddp, rule, seed=settings.seed, **options)
     optimizer, schedule = _optimizer(ddp, settings, state.momentum)
     every = max(1, settings.steps // settings.evaluations)
     curve: list[dict[str, float]] = []
@@ -127,6 +115,28 @@ def _train(
     }
 
 
+def _options(rule: Any, settings: Settings) -> tuple[dict[str, Any], float]:
+    """Of ``register``; and what the gradient's norm is to be clipped to after the exchange."""
+    options: dict[str, Any] = {"plain": settings.plain or None}
+    if settings.min_numel is not None:
+        options["min_numel"] = settings.min_numel
+    recipes = [codec.recipe for codec in (rule.values() if isinstance(rule, dict) else [rule])]
+    feedback = any(recipe.error_feedback for recipe in recipes)
+    if not settings.recipe:
+        options |= {"warmup_steps": 0, "min_numel": 0, "clip_norm": None, "error_feedback": True}
+        return options, settings.clip
+    # A short run keeps most of its steps for compression.
+    options["warmup_steps"] = min(recipes[0].warmup_steps, settings.steps // 4)
+    if not settings.error_feedback:
+        options["error_feedback"] = False
+    if settings.momentum_correction and feedback:
+        options["momentum"] = MOMENTUM
+    if feedback and settings.clip:
+        options["clip_norm"] = settings.clip  # local, before the memory: see gradcomm/clip.py
+        return options, 0.0
+    return options, settings.clip
+
+
 def _costs(warm: dict[str, Any], stats: dict[str, Any], times: list[float]) -> dict[str, float]:
     """Means over the compressed steps: what a long run costs."""
     steps = max(1, stats["steps"] - warm["steps"])
@@ -149,14 +159,14 @@ def _optimizer(
     optimizer: torch.optim.Optimizer
     if settings.optimizer == "sgd":
         optimizer = torch.optim.SGD(
-            ddp.parameters(), lr=settings.lr or 0.3, momentum=0.0 if corrected else 0.9
+            ddp.parameters(), lr=settings.lr or 0.3, momentum=0.0 if corrected else MOMENTUM
         )
     else:
         # A short memory of squares: a run of a few hundred steps has no use for a thousand.
         optimizer = torch.optim.AdamW(
             ddp.parameters(),
             lr=settings.lr or 1e-3,
-            betas=(0.0 if corrected else 0.9, 0.95),
+            betas=(0.0 if corrected else MOMENTUM, 0.95),
             fused=True,
         )
     warm = max(1, settings.steps // 8)

@@ -46,7 +46,10 @@ def options(
         isinstance(momentum, int | float) and 0 <= momentum < 1,
         f"momentum={momentum!r}; use a number from 0 up to below 1",
     )
-    require(isinstance(error_feedback, bool), f"error_feedback={error_feedback!r}; use True or False")
+    require(
+        isinstance(error_feedback, bool) or error_feedback == "worker",
+        f"error_feedback={error_feedback!r}; use True, False, or 'worker' for none on the owner's side",
+    )
 
 
 def ddp(model: Any) -> None:

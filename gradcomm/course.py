@@ -41,7 +41,7 @@ class Course:
     codec: Codec
     warmup_steps: int
     clip_norm: float | Literal["auto"] | None
-    error_feedback: bool
+    error_feedback: bool | Literal["worker"]
     momentum: float
     seed: int
     _schedule: Schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Runner:
     memory: Memory
     clip: Clip | None
     since: int  # the first step that is compressed
-    error_feedback: bool
+    error_feedback: bool | Literal["worker"]
     momentum: float
     seed: int
     measure_every: int

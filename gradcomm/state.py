@@ -60,7 +60,9 @@ class CommState(Resumable):
         momentum: momentum correction (Lin et al., "Deep Gradient Compression", 2018), for SGD with
             momentum: each rank's own momentum u = momentum u + g is exchanged in place of its gradient,
             so the optimizer's own must be 0. It costs one float32 an element. 0: off.
-        error_feedback: whether what was not sent is remembered and added the next time.
+        error_feedback: whether what was not sent is remembered and added the next time. ``"worker"``:
+            by the ranks, not by the owners of chunks in the shard exchange, where it costs accuracy
+            (docs/results.md) and saves 4 / ranks bytes an element.
         exchange: ``"reduce"``, ``"gather"``, ``"shard"`` or ``"hierarchy"``; by default chosen by codec
             and ranks.
         hosts: for ``exchange="hierarchy"``, which ranks share a host: a list of ranks for each, or a
@@ -86,7 +88,7 @@ class CommState(Resumable):
         plain: PlainRule = None,
         min_numel: int = MIN_NUMEL,
         clip_norm: float | Literal["auto"] | Recipe | None = "recipe",
-        error_feedback: bool | Recipe = "recipe",
+        error_feedback: bool | Literal["worker"] | Recipe = "recipe",
         momentum: float = 0.0,
         exchange: str | None = None,
         hosts: Any = None,

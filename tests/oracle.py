@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import gradcomm
 from gradcomm.codec import RecordCodec, rms
+from gradcomm.codec.refresh import RefreshedCodec
 from gradcomm.ops import Layout, reference
 
 #: A rank's gradients of a step by parameter name; a parameter that is not in it is not used.
@@ -75,8 +76,8 @@ class Simulation:
         format = self._codec.format(layout.blocks, self._step)
         size = self._codec.chunk_bytes(layout.blocks, self._step)
         codec, r = self._codec, self._units.setdefault(name, torch.ones(like.numel()))
-        learns = isinstance(codec, gradcomm.OneBit) and codec.normalize
-        refreshed = isinstance(codec, gradcomm.OneBit) and codec.refreshes(self._step)
+        learns = isinstance(codec, RefreshedCodec) and codec.normalize
+        refreshed = isinstance(codec, RefreshedCodec) and codec.refreshes(self._step)
         unit = r if learns and not refreshed else torch.ones_like(r)
         payloads = torch.empty(self._ranks, 1, size, dtype=torch.uint8)
         for rank, g in enumerate(gradients):

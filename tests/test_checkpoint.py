@@ -32,6 +32,7 @@ EVERY = [
     ("onebit:refresh=2,normalize=True", "gather"),
     ("onebit:refresh=2,normalize=True", "shard"),
     ("topk:density=0.05,ramp_steps=4", "gather"),
+    ("topk:density=0.25,refresh=2,normalize=True", "shard"),
     ("topk:density=0.05,ramp_steps=4", "shard"),
     ("topk:density=0.05,select=exact,ramp_steps=2", "shard"),
     ("topk:density=0.05,select=threshold,values=float16", "gather"),

@@ -37,6 +37,10 @@ def test_names_and_options() -> None:
         (lambda: TopK(select="best"), "select='best'; use one of"),
         (lambda: TopK(values="float8"), "values='float8'; use one of"),
         (lambda: TopK(density=1e-6), "select='exact'"),
+        (
+            lambda: TopK(density=0.004, refresh=16),
+            "blocks of 4000 elements; 8 bits need",
+        ),
         (lambda: Quantize(bits=3), "bits=3; use 2, 4 or 8"),
         (lambda: Quantize(block=100), "block=100; use a multiple of 64"),
         (lambda: Quantize(scheme="log"), "scheme='log'"),

@@ -20,8 +20,10 @@ from .models import Direct
 from .oracle import Gradients, Ledger, Simulation
 from .ranks import Ranks
 
+TOPK_UNITS = "topk:density=0.25,ramp_steps=0,refresh=2,normalize=True"
 UNITS = "onebit:refresh=2,normalize=True"  # refreshed in steps 0, 1, 2, 4, in units in 3
-FEEDBACK = ["int4", "onebit", "topk:density=0.1,ramp_steps=0", "powersgd:rank=2,start_step=0", UNITS]
+FEEDBACK = ["int4", "onebit", "topk:density=0.1,ramp_steps=0", "powersgd:rank=2,start_step=0"]
+FEEDBACK += [UNITS, TOPK_UNITS]
 SHAPES = {"a": (40, 60), "b": (30, 50), "c": (64, 96), "k": (8, 16, 3, 3), "bias": (60,)}
 
 

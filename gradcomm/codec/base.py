@@ -12,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class Turn:
     ranks: int
     rank: int
     memory: Memory
-    error_feedback: bool
+    error_feedback: bool | Literal["worker"]
     scratch: Scratch
     momentum: Tensor | None = None
     unused: tuple[int, ...] = ()
@@ -140,14 +140,18 @@ class Codec(abc.ABC):
 
     def spec(self) -> str:
         """The codec as a string that ``gradcomm.codec.parse`` reads: its name and its options."""
-        fields = dataclasses.fields(self)
-        options = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
+        options = ",".join(f"{f.name}={getattr(self, f.name)}" for f in own_first(type(self)))
         return f"{self.name}:{options}" if options else self.name
 
     def rounds(self, part: Part, bucket: Tensor, turn: Turn) -> Generator[Tensor, None, None]:
         """For the reduce exchange: yields tensors, each to be summed over ranks in place before the
         next is asked for, then writes the mean into ``bucket``."""
         raise NotImplementedError(f"gradcomm: {self.name} has no linear payload")
+
+
+def own_first(codec: type[Codec]) -> list[dataclasses.Field[Any]]:
+    """A codec's options: its own, then those that it shares with others."""
+    return sorted(dataclasses.fields(codec), key=lambda f: bool(f.kw_only))
 
 
 class RecordCodec(Codec):
@@ -211,7 +215,7 @@ class RecordCodec(Codec):
         chunk_blocks = part.chunk_blocks(turn.ranks)
         begin = turn.rank * chunk_blocks
         format = self.format(chunk_blocks, turn.step)
-        residual = turn.memory.owner(part, begin, chunk_blocks) if turn.error_feedback else None
+        residual = turn.memory.owner(part, begin, chunk_blocks) if turn.error_feedback is True else None
         # Another key than the workers': their draws and the owner's must not be the same.
         key = turn.key ^ 0x5DEECE66D
         unit = self.unit(part, turn)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from typing import Any
 
 from .auto import Auto
-from .base import Codec
+from .base import Codec, own_first
 from .cast import Cast
 from .dense import Dense
 from .onebit import OneBit
@@ -46,7 +45,7 @@ def parse(text: str) -> Codec:
     if found is None:
         raise ValueError(f"gradcomm: unknown codec {name!r}; use one of {', '.join(NAMES)}")
     cls, preset = found
-    known = [f.name for f in dataclasses.fields(cls)]
+    known = [f.name for f in own_first(cls)]
     options = dict(preset)
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gradcomm import ops
 
-from .base import Recipe, RecordCodec
+from .base import Recipe
 from .check import require
+from .refresh import RefreshedCodec
 
 if TYPE_CHECKING:
     from gradcomm.part import Part
@@ -27,7 +28,7 @@ _SELECT = ("block", "exact", "threshold")
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(RecordCodec):
+class TopK(RefreshedCodec):
     """The largest ``density`` of all elements, at 5 bytes each (``values="float32"``, 1 %).
 
     ``select``: ``"block"``, the default, keeps the ``k`` largest of every ``rows`` elements that lie
@@ -40,6 +41,8 @@ class TopK(RecordCodec):
 
     ``ramp_steps``: over so many first compressed steps the density falls from ``ramp_from`` to
     ``density``, exponentially. With SGD use ``register``'s ``momentum``.
+
+    ``refresh``, ``normalize``: see ``RefreshedCodec``; elements are then chosen in their units.
 
     A biased codec: see OneBit. Sharded, the owner keeps the same quota of the mean.
     """
@@ -80,6 +83,13 @@ class TopK(RecordCodec):
                 isinstance(self.rows, int) and self.k <= self.rows <= 65535,
                 f"topk: rows={self.rows!r}; use an integer from k={self.k} to 65535",
             )
+        super().__post_init__()
+        require(
+            self.refresh == 0 or (self.block % 64 == 0 and self.block <= 4096),
+            f"topk: refresh={self.refresh!r} with blocks of {self.block} elements; 8 bits need a "
+            "multiple of 64 up to 4096: give k and rows, rows a multiple of 4 up to 256, or "
+            "select='exact'",
+        )
         require(
             isinstance(self.ramp_steps, int) and self.ramp_steps >= 0,
             f"topk: ramp_steps={self.ramp_steps!r}; use an integer that is 0 or more",
@@ -106,7 +116,7 @@ class TopK(RecordCodec):
             return self.density
         return float(self.ramp_from * (self.density / self.ramp_from) ** (step / self.ramp_steps))
 
-    def format(self, chunk_blocks: int, step: int) -> ops.Format:
+    def between(self, chunk_blocks: int, step: int) -> ops.Format:
         values = _VALUES[self.values]
         boost = self.density_at(step) / self.density
         if self.select == "block":
@@ -121,7 +131,8 @@ class TopK(RecordCodec):
     def forget_sent(self, part: Part, payload: Tensor, format: ops.Format, momentum: Tensor) -> None:
         """Momentum factor masking (Lin et al. 2018, section 3.3): what was sent late is not to be
         carried on by the momentum that it had when it was held back."""
-        ops.topk_mask_(payload, part.layout.table, format.ints(), momentum)
+        if not isinstance(format, ops.QuantizeFormat):  # which sends something of every element
+            ops.topk_mask_(payload, part.layout.table, format.ints(), momentum)
 
 
 def _fraction(density: float) -> tuple[int, int]:
