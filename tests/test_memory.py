@@ -88,6 +88,29 @@ def test_nothing_is_lost_through_the_rebuild(
         assert layouts == 2
 
 
+def _one_sided(rank: int, ranks: int, feedback: Any) -> tuple[bool, bool]:
+    """Whether a rank remembers anything as a worker, and as an owner."""
+    ddp = DDP(model())
+    state = gradcomm.register(
+        ddp, "onebit", warmup_steps=0, min_numel=16, error_feedback=feedback, exchange="shard"
+    )
+    for _ in range(2):
+        ddp(torch.randn(8, 64)).square().mean().backward()
+    held = state.state_dict()[f"rank {rank}"]["memory"]
+    state.close()
+    worker, owner = (any(bool(t.any()) for t in held.get(s, {}).values()) for s in ("residual", "owner"))
+    return worker, owner
+
+
+@pytest.mark.parametrize(
+    ("feedback", "remembers"), [(True, (True, True)), ("worker", (True, False)), (False, (False, False))]
+)
+def test_error_feedback_on_both_sides_or_one_or_none(
+    ranks: Ranks, feedback: Any, remembers: tuple[bool, bool]
+) -> None:
+    assert ranks.run(_one_sided, 2, feedback) == [remembers] * 2
+
+
 def _part(keys: list[int], numel: int = 200) -> Part:
     slices = [Slice(k, i * numel, numel, torch.Size([numel]), (1,), True) for i, k in enumerate(keys)]
     return Part(OneBit(block=128), "shard", slices, True)
