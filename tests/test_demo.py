@@ -11,12 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from bench import accuracy, report
 from bench import ranks as bench_ranks
-from bench import report
+from bench.entry import read
+from bench.study import Study
+from gradcomm import Dense, OneBit, Quantize
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -97,13 +101,38 @@ def test_sizes_read_well(count: float, text: str) -> None:
     assert report.size(count) == text
 
 
+@pytest.mark.parametrize(
+    ("entry", "rule", "options"),
+    [
+        ("onebit", OneBit(), {}),
+        ("onebit:block=128 momentum=0.9 plain=['a*']", OneBit(128), {"momentum": 0.9, "plain": ["a*"]}),
+        ("int8 10%>onebit 180>none", {0: Quantize(), 20: OneBit(), 180: Dense()}, {}),
+    ],
+)
+def test_an_entry_is_a_codec_a_schedule_and_options(entry: str, rule: Any, options: Any) -> None:
+    assert read(entry, 200) == (rule, options)
+
+
+@pytest.mark.parametrize("entry", ["", "onebit 0.9", "onebit 10>", "onebit 10>huge"])
+def test_a_bad_entry_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError):
+        read(entry, 200)
+
+
 def test_accuracy_compares_codecs_over_seeds(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "accuracy.json"
     command = [sys.executable, "-m", "bench.accuracy", "--tasks", "mnist1d", "--seeds", "2"]
     command += ["--codecs", "int8", "--steps", "40", "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
-    fp16, int8 = json.loads(out.read_text())["tasks"][0]["rows"]
+    runs = json.loads(out.read_text())["runs"]
+    assert len(runs) == 4
+    assert (
+        subprocess.run(command, cwd=ROOT, timeout=60, check=False, capture_output=True).returncode == 0
+    )
+    assert json.loads(out.read_text())["runs"] == runs  # what is there is not made again
+    study = Study("", "mnist1d", ("int8",), seeds=2, steps=40)
+    fp16, int8 = accuracy.summary(study, runs)
     assert (fp16["codec"], int8["codec"]) == ("fp16", "int8")
     assert fp16["identical"] and int8["identical"]
     assert fp16["ratio"] == pytest.approx(2.0, rel=0.5)
