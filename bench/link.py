@@ -9,12 +9,15 @@ table says so. The model is eight linear layers, batch 8, SGD, one thread a rank
 step of the slowest rank, after the first two. Bytes are those of the host's network interface, protocol
 headers and acknowledgements included, so they hold for torch's hooks as well.
 
-Recipes' plain first steps are left out: this measures the codec, not the warm-up.
+Recipes' plain first steps are left out: this measures the codec, not the warm-up. Where every 16th step
+is another (``refresh``), a figure is of 16 steps. Links that the JSON file has are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import pathlib
 import statistics
 import sys
@@ -30,6 +33,7 @@ from bench.namespaces import Link  # noqa: E402
 
 LAYERS, BATCH = 8, 8
 FIRST = 2  # steps that connect, lay out buckets and fill buffers
+SLOW = 15.0  # seconds: one such step is enough
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -47,12 +51,14 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for parameter in model.parameters():  # keeps activations, and so gradients, at one scale
             nn.init.orthogonal_(parameter)
         inputs = torch.randn(BATCH, width) + 0.1 * arguments.rank
-        ddp, stats = METHODS[method](model)
+        run = METHODS[method](model)
+        ddp, period = run.ddp, run.period
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
         times: list[float] = []
-        steps, before = FIRST + 1, 0
+        first = FIRST if period == 1 else period
+        steps, before = first + 1, 0
         while len(times) < steps:
-            if len(times) == FIRST:
+            if len(times) == first:
                 before = namespaces.bytes_sent() or 0
             start = time.perf_counter()
             optimizer.zero_grad()
@@ -61,19 +67,31 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             spent = torch.tensor(time.perf_counter() - start)
             dist.all_reduce(spent, dist.ReduceOp.MAX)
             times.append(float(spent))
-            if len(times) == FIRST + 1:  # all ranks know the same times, so they agree
-                steps = FIRST + max(3, min(arguments.most_steps, int(arguments.seconds / times[-1])))
-        measured = times[FIRST:]
-        row: dict[str, Any] = {"method": method, "ms": 1e3 * statistics.median(measured)}
+            # All ranks know the same times, so they agree.
+            if len(times) == 1 and times[0] > SLOW and period == 1:
+                first = 1  # beside so much wire, connecting and filling buffers are nothing
+                steps = 2
+            if len(times) == first + 1 and steps == first + 1:
+                least = 1 if times[0] > SLOW else 3
+                steps = first + max(least, min(arguments.most_steps, int(arguments.seconds / times[-1])))
+                steps = first + math.ceil((steps - first) / period) * period
+        measured = times[first:]
+        # A period as a whole: the median of steps that are alike, weighed by how many there are.
+        alike = [statistics.median(measured[i::period]) for i in range(period)]
+        rare, usual = alike[:1], alike[1:]
+        ms = 1e3 * (
+            statistics.fmean([*rare, *[statistics.median(usual)] * len(usual)]) if usual else rare[0]
+        )
+        row: dict[str, Any] = {"method": method, "ms": ms}
         row["fastest_ms"], row["slowest_ms"] = 1e3 * min(measured), 1e3 * max(measured)
         row["steps"] = len(measured)
         sent = namespaces.bytes_sent()
         row["bytes_per_step"] = None if sent is None else (sent - before) / len(measured)
-        row |= stats()
+        row |= run.stats()
         rows.append(row)
         if arguments.rank == 0:
             print(f"  {method:22} {row['ms']:9.1f} ms", file=sys.stderr, flush=True)
-        del ddp, model, optimizer
+        del run, ddp, model, optimizer
         dist.barrier()
     dist.destroy_process_group()
     return rows
@@ -82,6 +100,14 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def start(link: Link, millions: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """``measure`` on ranks that are hosts with such a link, or on loopback where none can be made."""
     why = namespaces.missing(link)
+    seconds = 4 * millions * 8 / link.mbit if link.mbit else 0.0  # plain, by its bytes alone
+    if seconds > arguments.longest:
+        print(
+            f"{link.name()}, {millions:g} M parameters: left out, since a plain step takes "
+            f"{seconds:.0f} s (--longest)",
+            file=sys.stderr,
+        )
+        return []
     if why is not None and (link.mbit is not None or link.delay_ms):
         print(f"no link of {link.name()}: {why}", file=sys.stderr)
         return []
@@ -105,7 +131,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=8.0, help="for each method")
     made.add_argument("--most-steps", type=int, default=30)
     made.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    made.add_argument(
+        "--longest", type=float, default=120.0, help="seconds of a plain step; else left out"
+    )
     made.add_argument("--json", type=pathlib.Path)
+    made.add_argument("--fresh", action="store_true", help="measure again what the file has")
     made.add_argument("--plot", type=pathlib.Path)
     namespaces.add_rank_arguments(made)
     return made
@@ -118,15 +148,22 @@ def main() -> None:
         return
     from bench import link_report
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if arguments.json is not None and arguments.json.exists() and not arguments.fresh:
+        rows = json.loads(arguments.json.read_text())["rows"]
     for millions in arguments.millions:
         for mbit in arguments.mbit:
-            made = start(Link(mbit or None, arguments.delay_ms), millions, arguments)
+            wanted = {"mbit": mbit or None, "delay_ms": arguments.delay_ms, "millions": millions}
+            wanted["ranks"] = arguments.ranks
+            made = [row for row in rows if wanted.items() <= row.items()]
+            if not set(arguments.methods) <= {row["method"] for row in made}:  # else it is there
+                rows = [row for row in rows if not wanted.items() <= row.items()]
+                made = start(Link(mbit or None, arguments.delay_ms), millions, arguments)
+                rows += made
+                if arguments.json is not None:
+                    link_report.write(arguments.json, rows)
             if made:
                 link_report.table(made)
-            rows += made
-    if arguments.json is not None:
-        link_report.write(arguments.json, rows)
     if arguments.plot is not None:
         link_report.plot(arguments.plot, rows)
 

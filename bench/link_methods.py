@@ -3,6 +3,7 @@
 No postponed annotations here: DDP reads the hook's.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +15,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradcomm
 
-#: Wraps a model; returns it with what tells more of the run than its step time.
-Method = Callable[[nn.Module], tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]]
+
+@dataclasses.dataclass
+class Run:
+    """A model wrapped for a method. ``stats``: what tells more of it than its step time; ends it.
+    ``period``: so many steps are alike as a whole, and so many first ones are not counted."""
+
+    ddp: DistributedDataParallel
+    stats: Callable[[], dict[str, Any]] = dict
+    period: int = 1
 
 
-def _nothing() -> dict[str, Any]:
-    return {}
+Method = Callable[[nn.Module], Run]
 
 
-def _plain(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]:
-    return DistributedDataParallel(model), _nothing
+def _plain(model: nn.Module) -> Run:
+    return Run(DistributedDataParallel(model))
 
 
-def _floor(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]:
+def _floor(model: nn.Module) -> Run:
     """Sends nothing: what a step costs when communication is free."""
     ddp = DistributedDataParallel(model)
 
@@ -36,26 +43,26 @@ def _floor(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict
         return future
 
     ddp.register_comm_hook(None, hook)
-    return ddp, _nothing
+    return Run(ddp)
 
 
-def _torch_fp16(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]:
+def _torch_fp16(model: nn.Module) -> Run:
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return ddp, _nothing
+    return Run(ddp)
 
 
-def _torch_powersgd(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]:
+def _torch_powersgd(model: nn.Module) -> Run:
     """With one bucket: with more, torch's hook dies over Gloo (its collectives run in another order on
     each rank)."""
     ddp = DistributedDataParallel(model, bucket_cap_mb=4096)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return ddp, _nothing
+    return Run(ddp)
 
 
 def _ours(codec: str) -> Method:
-    def method(model: nn.Module) -> tuple[DistributedDataParallel, Callable[[], dict[str, Any]]]:
+    def method(model: nn.Module) -> Run:
         ddp = DistributedDataParallel(model)
         state = gradcomm.register(ddp, codec, warmup_steps=0)
         keys = ("encode_ms", "wire_ms", "decode_ms", "wait_ms", "ratio")
@@ -65,7 +72,7 @@ def _ours(codec: str) -> Method:
             state.close()
             return {key: report[key] for key in keys} | {"codec": state.codec.spec()}
 
-        return ddp, stats
+        return Run(ddp, stats, getattr(state.codec, "refresh", 0) or 1)
 
     return method
 
@@ -83,6 +90,7 @@ METHODS: dict[str, Method] = {
             "int8",
             "int4",
             "onebit",
+            "onebit:refresh=16,normalize=True",
             "topk:density=0.01,ramp_steps=0",
             "topk:density=0.004,ramp_steps=0",
             "powersgd:rank=4",
