@@ -17,6 +17,7 @@ import textwrap
 from typing import Any
 
 from bench.accuracy import summary
+from bench.link_report import PHASES_MS
 from bench.namespaces import Link
 from bench.report import size
 from bench.study import STUDIES
@@ -74,6 +75,7 @@ def links(data: dict[str, Any]) -> list[str]:
     lines += _prose(
         """Medians of the slowest rank's step; two ranks, one core each, eight linear layers, batch 8.
         Ratios are to plain DDP of the same run. Bytes are counted by the hosts' network interfaces.
+        Encode, wire and decode, in ms of a step, run beside backward; wait is what was not hidden.
         `python bench/link.py` makes it."""
     )
     lines += ["![step time against link rate](link.png)", ""]
@@ -92,10 +94,12 @@ def links(data: dict[str, Any]) -> list[str]:
                 f"{ms[PLAIN] / row['ms']:.2f}",
                 f"{row['ms'] / ms[FLOOR]:.2f}",
                 "" if row["bytes_per_step"] is None else size(row["bytes_per_step"]),
+                *(f"{row[p]:.0f}" if p in row else "" for p in PHASES_MS),
             ]
             for row in rows
         ]
-        lines += lines_of(["method", "ms a step", "faster than plain", "of the floor", "sent"], cells)
+        columns = ["method", "ms a step", "faster than plain", "of the floor", "sent"]
+        lines += lines_of([*columns, "encode", "wire", "decode", "wait"], cells)
         slow = [m for m, t in ms.items() if t > ms[PLAIN] and m not in (PLAIN, FLOOR)]
         if slow:
             losers.append(f"* {millions:g} M parameters, {name}: {', '.join(f'`{m}`' for m in slow)}")
