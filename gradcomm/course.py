@@ -18,15 +18,17 @@ from gradcomm.codec import Auto, Codec, Dense
 from gradcomm.exchange import choose
 from gradcomm.handshake import agree
 from gradcomm.kernels import prepare
-from gradcomm.lane import Lane
+from gradcomm.lane import Baton, Lane
 from gradcomm.memory import Memory
 from gradcomm.plan import PlainRule, Plan
 from gradcomm.replay import Replay
 from gradcomm.runner import Runner
 from gradcomm.scale import LossScale
 from gradcomm.schedule import Schedule
+from gradcomm.stats import Traffic
 from gradcomm.transport import Transport
 from gradcomm.transport.choose import choose_transport
+from gradcomm.transport.group import GroupTransport
 from gradcomm.transport.hosts import HostsTransport, check_hosts, find_hosts
 from gradcomm.verify import CheckedTransport
 
@@ -52,12 +54,13 @@ class Course:
     _plain_rule: PlainRule
     _min_numel: int
     process_group: dist.ProcessGroup | None
-    _transport: Transport
+    _transports: list[Transport]  # one for each way of the lane
+    _baton: Baton | None  # of two ways
     _transport_wanted: Any
     verify: bool
     _memory: Memory
     _buckets: Buckets
-    _runner: Runner
+    _runners: list[Runner]  # one for each way of the lane
     _lane: Lane
 
     def _start(self) -> None:
@@ -68,6 +71,7 @@ class Course:
         self._since = self.warmup_steps  # the first step that is compressed
         self._flush_at = -1
         self._seen: set[int] = set()
+        self._turn = 0  # the next bucket's number in its step
         self._graph_task = -1
         self._ddp: weakref.ref[DistributedDataParallel] | None = None
         self._scale = LossScale()
@@ -163,7 +167,7 @@ class Course:
             prepare([codec], device)
             if plan.exchange != self._chosen:
                 self._leave_hosts()
-                self._runner.transport = self._carrier(plan.exchange)
+                self._carry(plan.exchange)
             self._use(codec)
             self._chosen = plan.exchange
             self._buckets.change(plan)
@@ -183,15 +187,22 @@ class Course:
 
     def _follow(self) -> None:
         """Tells the runner."""
-        runner, clip = self._runner, self._runner.clip
-        runner.since, runner.seed, runner.error_feedback = self._since, self.seed, self.error_feedback
+        clip = self._runner.clip
         if self.clip_norm is None:
-            runner.clip = None
+            clip = None
         elif clip is None or clip.norm != self.clip_norm:
-            runner.clip = Clip(self.clip_norm)
+            clip = Clip(self.clip_norm)
+        for runner in self._runners:
+            runner.since, runner.seed, runner.error_feedback = (
+                self._since,
+                self.seed,
+                self.error_feedback,
+            )
+            runner.clip = clip
 
     def _begin_step(self) -> None:
         """What is due before the first bucket of a step."""
+        self._turn = 0
         codec = self._schedule.change(self._step)
         if codec is not None and codec != self.codec:
             self._change(codec, self._step)
@@ -206,9 +217,41 @@ class Course:
 
     # ---- who carries it, and another process group --------------------------------------------
 
-    def _carrier(self, chosen: str) -> Transport:
-        """What an exchange goes over. Collective."""
-        whole = CheckedTransport(self._transport) if self.verify else self._transport
+    @property
+    def _transport(self) -> Transport:
+        return self._transports[0]
+
+    @property
+    def _runner(self) -> Runner:
+        """The first; clip, meter, memory and options are the same for all."""
+        return self._runners[0]
+
+    def _open_transports(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """One, or a second one where a transport can have one. Collective."""
+        first = choose_transport(self._transport_wanted, group, device)
+        second = first.second() if self._transport_wanted is None and hasattr(first, "second") else None
+        self._transports, self._baton = [first], None
+        if second is not None:
+            self._transports.append(second)
+            self._share(Baton())
+
+    def _share(self, baton: Baton) -> None:
+        self._baton = baton
+        for transport in self._transports:
+            assert isinstance(transport, GroupTransport)
+            transport.aside = baton.aside
+
+    def _close_transports(self) -> None:
+        for transport in self._transports:
+            transport.close()
+
+    def _carry(self, chosen: str) -> None:
+        """What an exchange goes over from here on. Collective."""
+        for runner, transport in zip(self._runners, self._transports, strict=True):
+            runner.transport = self._carrier(chosen, transport)
+
+    def _carrier(self, chosen: str, transport: Transport) -> Transport:
+        whole = CheckedTransport(transport) if self.verify else transport
         if chosen != "hierarchy":
             return whole
         found = find_hosts(whole) if self._hosts is None else self._hosts
@@ -216,8 +259,9 @@ class Course:
 
     def _leave_hosts(self) -> None:
         """Frees the parts of the transport that the hierarchy had."""
-        if isinstance(self._runner.transport, HostsTransport):
-            self._runner.transport.close()
+        for runner in self._runners:
+            if isinstance(runner.transport, HostsTransport):
+                runner.transport.close()
 
     def follow(self, ddp: DistributedDataParallel) -> None:
         """Goes where the model's process group goes (``_update_process_group``)."""
@@ -235,15 +279,22 @@ class Course:
             )
         with self._lane.between():
             self._leave_hosts()
-            old = self._transport
-            old.close()
+            spent, baton = Traffic.of(transport.traffic for transport in self._transports), self._baton
+            self._close_transports()
             self.process_group = ddp.process_group
             device = next(ddp.parameters()).device
-            self._transport = choose_transport(None, self.process_group, device)
-            self._transport.traffic = old.traffic
+            self._open_transports(self.process_group, device)
+            if len(self._transports) != len(self._runners):
+                raise RuntimeError(
+                    "gradcomm: DDP's process group was changed to one of another backend; register on a "
+                    "newly wrapped model"
+                )
+            self._transport.traffic = spent
+            if self._baton is not None and baton is not None:
+                self._share(baton)  # which the lane has
             plan = self._plan(self.codec)
             # Owners' residuals go back to ranks, times the old number of them.
             self._buckets.change(plan)
             self._memory.settle()
             self._memory.ranks, self._chosen = self._transport.size, plan.exchange
-            self._runner.transport = self._carrier(self._chosen)
+            self._carry(self._chosen)

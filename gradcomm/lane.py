@@ -1,6 +1,9 @@
-"""Where and in what order exchanges run: beside backward, first in, first out.
+"""Where and in what order exchanges run: beside backward, first in, first begun.
 
-``ThreadLane``: a transport that makes its caller wait (Gloo, MPI) is called by one worker thread.
+``ThreadLane``: a transport that makes its caller wait (Gloo, MPI) is called by worker threads: by one,
+or by two, which take jobs in turn, each with a transport of its own. Of several one computes while the
+others are on the wire: so encoding a bucket overlaps the wire of the one before, and nothing else can
+differ from one worker's run.
 ``StreamLane``: one that enqueues (NCCL) is called in the hook itself, and nothing waits on the host.
 
 Either way every rank issues the same collectives in the same order, whatever the order of callbacks
@@ -15,6 +18,7 @@ from __future__ import annotations
 import abc
 import atexit
 import contextlib
+import functools
 import os
 import queue
 import threading
@@ -27,7 +31,8 @@ from torch import Tensor
 from gradcomm.streams import Event, Streams
 
 _Future = torch.futures.Future[Tensor]
-_Job = Callable[[], None]
+#: Called with the way that it is to take, by number, and what it calls when the next job may begin.
+_Job = Callable[[int, Callable[[], None]], None]
 
 
 class LaneError(RuntimeError):
@@ -43,7 +48,9 @@ class _Track:
         self.side = streams.new()
         self.error: LaneError | None = None
 
-    def run(self, job: _Job, result: Tensor, what: str, ready: Event, future: _Future) -> None:
+    def run(
+        self, job: Callable[[], None], result: Tensor, what: str, ready: Event, future: _Future
+    ) -> None:
         """Runs a job behind ``ready`` and completes the future, whatever the job does."""
         with self.streams.use(self.side):
             if self.error is None:
@@ -68,9 +75,12 @@ class Lane(abc.ABC):
         self._streams = streams
 
     @abc.abstractmethod
-    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
-        """Runs ``job``, which writes to ``result``, after all jobs before it, and after what the current
-        stream was given so far.
+    def submit(
+        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+    ) -> _Future:
+        """Runs ``job``, which writes to ``result``, when all jobs before it have begun (``alone``: have
+        ended), and after what the current stream was given so far. ``turn``: its number in the step, the
+        same on every rank, which gives the way that it takes.
 
         The future always completes with ``result``, since DDP waits for it: whether the job failed is
         for ``drain`` to say. ``what`` names the job in an error.
@@ -104,9 +114,10 @@ class Lane(abc.ABC):
         """``drain``, without the error."""
 
 
-def make_lane(streams: Streams, enqueues: bool) -> Lane:
-    """The lane for a transport; ``enqueues``: its calls do not make the caller wait."""
-    return StreamLane(streams) if enqueues else ThreadLane(streams)
+def make_lane(streams: Streams, enqueues: bool, baton: Baton | None = None) -> Lane:
+    """The lane for a transport; ``enqueues``: its calls do not make the caller wait. ``baton``: it has
+    two ways, and both put this one aside while they wait."""
+    return StreamLane(streams) if enqueues else ThreadLane(streams, baton)
 
 
 class StreamLane(Lane):
@@ -116,9 +127,12 @@ class StreamLane(Lane):
         super().__init__(streams)
         self._last: Event | None = None
 
-    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
+    def submit(
+        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+    ) -> _Future:
         future = self._streams.future()
-        self._track.run(job, result, what, self._streams.record(), future)
+        here = functools.partial(job, 0, _nothing)
+        self._track.run(here, result, what, self._streams.record(), future)
         with self._streams.use(self._track.side):
             self._last = self._streams.record()
         return future
@@ -132,23 +146,81 @@ class StreamLane(Lane):
             self._last.synchronize()  # what a communicator still does must be over before it is freed
 
 
-class ThreadLane(Lane):
-    """One worker thread, which waits where the transport does."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, streams: Streams, name: str = "gradcomm-lane") -> None:
+
+class Baton:
+    """Held by the worker that computes, and put aside while it waits for the wire."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._holder = None
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, others may have it. For who does not hold it: nothing."""
+        if self._holder != threading.get_ident():
+            yield
+            return
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
+class _Order:
+    """Jobs begin one after another, whichever worker they are with."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._changed = threading.Condition()
+
+    def wait(self, number: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun >= number)
+
+    def begun(self, number: int) -> None:
+        with self._changed:
+            self._begun = max(self._begun, number + 1)
+            self._changed.notify_all()
+
+
+class ThreadLane(Lane):
+    """A worker thread, or with a baton two, which wait where the transport does."""
+
+    def __init__(
+        self, streams: Streams, baton: Baton | None = None, name: str = "gradcomm-lane"
+    ) -> None:
         super().__init__(streams)
-        self._jobs: _Queue = queue.SimpleQueue()
+        self._queues: list[_Queue] = [queue.SimpleQueue() for _ in range(1 if baton is None else 2)]
+        self._count = 0
         self._pending: list[_Future] = []
         self._process = os.getpid()
-        work = (self._track, self._jobs, torch.get_num_threads())
-        self._thread = threading.Thread(target=_work, args=work, name=name, daemon=True)
-        self._thread.start()
+        order, baton = _Order(), Baton() if baton is None else baton
+        self._threads = []
+        for way, jobs in enumerate(self._queues):
+            work = (way, self._track, jobs, order, baton, torch.get_num_threads())
+            thread = threading.Thread(target=_work, args=work, name=f"{name}-{way}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
         # A lane that is collected ends; put may be called in any thread, even from within itself.
-        self._end = weakref.finalize(self, self._jobs.put, None)
+        self._end = weakref.finalize(self, _stop, self._queues)
         self._end.atexit = False
         _open.add(self)
 
-    def submit(self, job: _Job, result: Tensor, what: str) -> _Future:
+    def submit(
+        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+    ) -> _Future:
         if self._process != os.getpid():
             raise LaneError(
                 f"gradcomm: {what}: this process was forked after registering, and the thread that "
@@ -156,8 +228,11 @@ class ThreadLane(Lane):
                 "after the fork"
             )
         future = self._streams.future()
+        before = list(self._pending) if alone else []
         self._pending.append(future)
-        self._jobs.put((job, result, what, self._streams.record(), future))
+        jobs = self._queues[turn % len(self._queues)]
+        jobs.put((self._count, before, job, result, what, self._streams.record(), future))
+        self._count += 1
         return future
 
     def _wait(self) -> None:
@@ -171,17 +246,30 @@ class ThreadLane(Lane):
     def end(self, timeout: float | None) -> None:
         """``close``, which gives up after so many seconds."""
         self._end()
-        self._thread.join(timeout)
+        for thread in self._threads:
+            thread.join(timeout)
 
 
-_Queue = queue.SimpleQueue[tuple[_Job, Tensor, str, Event, _Future] | None]
+_Queue = queue.SimpleQueue[tuple[int, list[_Future], _Job, Tensor, str, Event, _Future] | None]
 
 
-def _work(track: _Track, jobs: _Queue, threads: int) -> None:
+def _stop(queues: list[_Queue]) -> None:
+    for jobs in queues:
+        jobs.put(None)
+
+
+def _work(way: int, track: _Track, jobs: _Queue, order: _Order, baton: Baton, threads: int) -> None:
     torch.set_num_threads(threads)  # a new thread would start with as many as the machine has
     while (item := jobs.get()) is not None:
-        track.run(*item)
-        del item  # or the last bucket would live on until the next
+        number, before, job, *rest = item
+        for earlier in before:
+            earlier.wait()
+        order.wait(number)
+        begun = functools.partial(order.begun, number)
+        with baton:
+            track.run(functools.partial(job, way, begun), *rest)
+        begun()  # a job that failed may not have said so
+        del item, before, job, rest  # or the last bucket would live on until the next
 
 
 #: Lanes that have a thread.

@@ -27,7 +27,7 @@ class Held:
     #: Pieces of other buckets that are to be copied here once these are exchanged: offset, piece.
     pieces: list[tuple[int, Tensor]] = dataclasses.field(default_factory=list)
 
-    def fill(self) -> None:
+    def fill(self, *_: object) -> None:
         """Takes the means from the buckets in which this one's parameters were exchanged."""
         for offset, piece in self.pieces:
             self.buffer[offset : offset + piece.numel()].copy_(piece)

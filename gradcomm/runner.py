@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
@@ -42,13 +44,25 @@ class Runner:
     find_unused: bool
     meter: Meter
     scratch: Scratch = dataclasses.field(default_factory=Scratch)
+    _phase: str = "idle"
+
+    def beside(self, transport: Transport) -> Runner:
+        """Another one for the same buckets, over another transport."""
+        return dataclasses.replace(self, transport=transport, scratch=Scratch())
 
     def run(
-        self, parts: list[Part], key: BucketKey, buffer: Tensor, step: int, spend: Codec | None = None
+        self,
+        parts: list[Part],
+        key: BucketKey,
+        buffer: Tensor,
+        step: int,
+        spend: Codec | None,
+        begun: Callable[[], None],
     ) -> None:
         """Replaces a bucket by its mean over ranks. ``spend``: the parts are plain, and the residuals
-        that this codec left are added and so used up. Raises ExchangeError, which names the phase."""
-        what, self.meter.phase = "the bucket", "encode"
+        that this codec left are added and so used up. ``begun`` is called when no later bucket's result
+        depends any more on who is first. Raises ExchangeError, which names the phase."""
+        what, self._phase = "the bucket", "encode"
         try:
             plain = buffer.is_sparse or not buffer.is_floating_point()
             exact = None
@@ -56,8 +70,9 @@ class Runner:
                 exact = self._exact_mean(buffer)
             gain = None
             if self.clip is not None and not plain:
-                with self.meter.clock("encode"):
+                with self._clock("encode"):
                     gain = self.clip.gain(key, buffer, step)
+            begun()
             for part in parts:
                 what = f"{part.codec.name} by {part.exchange}"
                 self._exchange(part, buffer, step, gain, plain, None if plain else spend)
@@ -65,10 +80,10 @@ class Runner:
                 norm = torch.linalg.vector_norm
                 self.meter.sample(norm(buffer - exact) / norm(exact).clamp(min=1e-30))
             if self.verify:
-                what, self.meter.phase = "all parts", "verify"
+                what, self._phase = "all parts", "verify"
                 compare_ranks(self.transport, buffer)
         except Exception as cause:
-            where = f"{self.meter.phase} of {what}"
+            where = f"{self._phase} of {what}"
             raise ExchangeError(f"{where}: {type(cause).__name__}: {cause}") from cause
 
     def _exchange(
@@ -92,18 +107,18 @@ class Runner:
         )
         remembers = self.momentum or (self.error_feedback and not isinstance(part.codec, Dense))
         if self.find_unused and remembers and not plain:
-            with self.meter.clock("encode"):
+            with self._clock("encode"):
                 turn.unused = _unused(part, buffer)
         if self.momentum and not plain:
-            with self.meter.clock("encode"):
+            with self._clock("encode"):
                 turn.momentum = self._accelerate(part, buffer, gain, turn.unused)
             turn.gain = None
         if spend is not None:
-            with self.meter.clock("encode"):
+            with self._clock("encode"):
                 self._add_residuals(part, buffer, turn.gain, spend.by_index)
             turn.gain = None
         before = self.transport.traffic.sent
-        EXCHANGES[part.exchange](part, buffer, turn, self.transport, self.meter.clock)
+        EXCHANGES[part.exchange](part, buffer, turn, self.transport, self._clock)
         self.meter.count(
             part.codec.name,
             part.numel,
@@ -113,6 +128,10 @@ class Runner:
         )
         if spend is not None:
             self._forget_residuals(part, buffer, spend.by_index)
+
+    def _clock(self, phase: str) -> AbstractContextManager[None]:
+        self._phase = phase
+        return self.meter.clock(phase)
 
     def _exact_mean(self, buffer: Tensor) -> Tensor:
         exact = buffer / self.transport.size

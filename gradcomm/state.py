@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,6 @@ from gradcomm.runner import Runner
 from gradcomm.schedule import CodecRule, Schedule
 from gradcomm.stats import Meter, Traffic
 from gradcomm.streams import Streams
-from gradcomm.transport.choose import choose_transport
 from gradcomm.transport.hosts import check_hosts
 from gradcomm.version import __version__
 
@@ -137,7 +136,7 @@ class CommState(Resumable):
         device = streams.device
         error: Exception | None = None
         hosts: list[list[int]] | None = None
-        self._transport = choose_transport(self._transport_wanted, group, device)
+        self._open_transports(group, device)
         ranks = self._transport.size
         if isinstance(self.codec, Auto):
             prepare(CANDIDATES, device)
@@ -148,7 +147,7 @@ class CommState(Resumable):
         plan = self._plan(self.codec)
         self._memory = Memory(ranks, device)
         self._buckets = Buckets(plan, self._memory)
-        self._runner = Runner(
+        runner = Runner(
             transport=self._transport,
             memory=self._memory,
             clip=Clip(self.clip_norm) if self.clip_norm is not None else None,
@@ -161,6 +160,7 @@ class CommState(Resumable):
             find_unused=find_unused,
             meter=Meter(streams),
         )
+        self._runners = [runner, *(runner.beside(t) for t in self._transports[1:])]
         try:
             for name, tensor in named:
                 self._buckets.add(tensor, name)
@@ -193,8 +193,8 @@ class CommState(Resumable):
             agree(self._transport, mine)
         except Exception as disagreement:
             raise (error or disagreement) from (disagreement if error else None)
-        self._runner.transport = self._carrier(chosen)
-        self._lane = make_lane(streams, enqueues=getattr(self._transport, "enqueues", False))
+        self._carry(chosen)
+        self._lane = make_lane(streams, getattr(self._transport, "enqueues", False), self._baton)
         self._bound, self._complete = True, complete
         if self._transport.rank == 0:
             logger.info("gradcomm: %s", self.describe())
@@ -256,8 +256,13 @@ class CommState(Resumable):
                 self._memory.settle()
             parts = self._buckets.parts(keys, buffer, warm, spend)
         spent = self.codec if spend else None
-        job = functools.partial(self._runner.run, parts, keys, buffer, step, spent)
-        future = self._lane.submit(job, buffer, f"step {step}, {what}")
+        runners = self._runners
+
+        def job(way: int, begun: Callable[[], None]) -> None:
+            runners[way].run(parts, keys, buffer, step, spent, begun)
+
+        future = self._lane.submit(job, buffer, f"step {step}, {what}", self._turn)
+        self._turn += 1
         if self._graph_task == -1:
             self._lane.drain()  # no backward (DDP.join): nobody asks later whether it failed
         return future
@@ -276,7 +281,7 @@ class CommState(Resumable):
         for i, (keys, buffer) in enumerate(buckets):
             self._submit(keys, buffer, f"bucket {i} of the checkpoint")
         for h in held:
-            done = self._lane.submit(h.fill, h.buffer, f"step {self._step}, copying back")
+            done = self._lane.submit(h.fill, h.buffer, f"step {self._step}, copying back", alone=True)
             done.add_done_callback(h.complete)
 
     def _begin(self, keys: tuple[int, ...]) -> None:
@@ -320,10 +325,11 @@ class CommState(Resumable):
         if not self._bound:
             return Meter().report(0, Traffic())
         self._lane.drain()
-        report = self._runner.meter.report(self.step, self._transport.traffic)
+        traffic = Traffic.of(transport.traffic for transport in self._transports)
+        report = self._runner.meter.report(self.step, traffic)
         report["residual_norm"] = self._memory.norm()
         report["memory_bytes"] = self._memory.bytes()
-        report["scratch_bytes"] = self._runner.scratch.bytes()
+        report["scratch_bytes"] = sum(runner.scratch.bytes() for runner in self._runners)
         return report
 
     def close(self) -> None:
@@ -333,5 +339,5 @@ class CommState(Resumable):
             self._lane.close()
             self._leave_hosts()
             if self._transport is not self._transport_wanted:
-                self._transport.close()
+                self._close_transports()
             self._bound = False

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,6 +41,16 @@ class Traffic:
         self.received += received
         self.calls += 1
 
+    @staticmethod
+    def of(parts: Iterable[Traffic]) -> Traffic:
+        """The sum."""
+        total = Traffic()
+        for part in parts:
+            total.sent += part.sent
+            total.received += part.received
+            total.calls += part.calls
+        return total
+
 
 class Meter:
     """Sums of one training run, by codec.
@@ -55,7 +65,6 @@ class Meter:
         self.sent: dict[str, int] = {}  # by codec
         self.elements: dict[str, int] = {}  # by codec
         self._error_count: Tensor | int = 0  # samples of the relative compression error
-        self.phase = "idle"
         self._error_sum: Tensor | float = 0.0
         self._streams = None if streams is None or streams.on_cpu else streams
         self._events: collections.deque[tuple[str, Event, Event]] = collections.deque()
@@ -63,7 +72,6 @@ class Meter:
 
     def clock(self, phase: str) -> AbstractContextManager[None]:
         """A phase of an exchange, on the lane's stream."""
-        self.phase = phase
         return self._measure(phase)
 
     def wait(self) -> AbstractContextManager[None]:

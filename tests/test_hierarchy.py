@@ -100,7 +100,8 @@ def _bytes(rank: int, ranks: int, codec: str, hosts: list[list[int]]) -> tuple[d
     )
     for _ in range(3):
         ddp(torch.ones(())).backward()
-    stats, between = state.stats(), state._runner.transport.cross.traffic.sent  # type: ignore[attr-defined]
+    stats = state.stats()
+    between = sum(r.transport.cross.traffic.sent for r in state._runners)  # type: ignore[attr-defined]
     state.close()
     return stats, between
 

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradcomm.lane import LaneError, StreamLane, ThreadLane, make_lane
+import gradcomm
+from gradcomm.lane import Baton, LaneError, StreamLane, ThreadLane, make_lane
 from gradcomm.stats import Meter, Traffic
 from gradcomm.streams import Streams
+from gradcomm.transport.group import GroupTransport
+from gradcomm.verify import digest
+
+from .ranks import Ranks
 
 LANES = pytest.mark.parametrize("enqueues", [True, False], ids=["stream", "thread"])
 
@@ -109,7 +117,7 @@ def test_what_is_enqueued_runs_behind_the_bucket_and_before_who_waits() -> None:
     streams = _recorded(recorder)
     lane = make_lane(streams, enqueues=True)
     lane.submit(
-        lambda: recorder.log.append((streams.current().name, "runs", "job")),
+        lambda *_: recorder.log.append((streams.current().name, "runs", "job")),
         Bucket(recorder),  # type: ignore[arg-type]
         "a job",
     )
@@ -143,7 +151,7 @@ def test_what_a_thread_runs_is_behind_the_bucket_and_before_who_waits() -> None:
     lane = make_lane(streams, enqueues=False)
     begin = threading.Event()
 
-    def job() -> None:
+    def job(*_: object) -> None:
         begin.wait(10)
         recorder.log.append((streams.current().name, "runs", "job"))
 
@@ -184,11 +192,11 @@ def test_an_error_fails_all_that_comes_after_it(enqueues: bool) -> None:
     lane = make_lane(Streams(torch.device("cpu")), enqueues)
     done: list[int] = []
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise ArithmeticError("put in by the test")
 
     results = [torch.ones(1) * i for i in range(3)]
-    jobs: list[Callable[[], None]] = [lambda: done.append(0), fail, lambda: done.append(2)]
+    jobs: list[Callable[..., None]] = [lambda *_: done.append(0), fail, lambda *_: done.append(2)]
     futures = [
         lane.submit(job, result, f"job {i}")
         for i, (job, result) in enumerate(zip(jobs, results, strict=True))
@@ -207,8 +215,8 @@ def test_an_error_fails_all_that_comes_after_it(enqueues: bool) -> None:
 def test_a_lane_that_is_dropped_ends_its_thread() -> None:
     lane = ThreadLane(Streams(torch.device("cpu")))
     done: list[int] = []
-    lane.submit(lambda: done.append(1), torch.zeros(1), "a job")
-    thread, gone = lane._thread, weakref.ref(lane)
+    lane.submit(lambda *_: done.append(1), torch.zeros(1), "a job")
+    (thread,), gone = lane._threads, weakref.ref(lane)
     del lane
     gc.collect()
     thread.join(10)
@@ -221,14 +229,100 @@ def test_no_bucket_is_kept(enqueues: bool) -> None:
     lane = make_lane(Streams(torch.device("cpu")), enqueues)
     bucket = torch.zeros(1)
     gone = weakref.ref(bucket)
-    lane.submit(lambda: None, bucket, "a job")
+    lane.submit(lambda *_: None, bucket, "a job")
     lane.drain()
     del bucket
-    lane.submit(lambda: None, torch.zeros(1), "another")  # so that a thread is past the first
+    lane.submit(lambda *_: None, torch.zeros(1), "another")  # so that a thread is past the first
     lane.drain()
     gc.collect()
     assert gone() is None
     lane.close()
+
+
+def test_of_two_ways_one_computes_while_the_other_is_on_the_wire() -> None:
+    baton = Baton()
+    lane = make_lane(Streams(torch.device("cpu")), False, baton)
+    log: list[str] = []
+    overtaken = threading.Event()
+
+    def first(way: int, begun: Callable[[], None]) -> None:
+        log.append(f"first begins on {way}")
+        begun()
+        with baton.aside():
+            assert overtaken.wait(10)
+        log.append("first ends")
+
+    def other(way: int, begun: Callable[[], None]) -> None:
+        log.append(f"other on {way}")
+        overtaken.set()
+
+    lane.submit(first, torch.zeros(1), "first")
+    lane.submit(other, torch.zeros(1), "other", 1)
+    lane.submit(lambda *_: log.append("alone"), torch.zeros(1), "after all", 1, alone=True)
+    lane.drain()
+    lane.close()
+    assert log == ["first begins on 0", "other on 1", "first ends", "alone"]
+
+
+def test_a_job_begins_only_when_the_one_before_has() -> None:
+    lane = make_lane(Streams(torch.device("cpu")), False, Baton())
+    go, log = threading.Event(), []
+
+    def slow(*_: object) -> None:  # says nothing of having begun
+        assert go.wait(10)
+        log.append("slow")
+
+    lane.submit(slow, torch.zeros(1), "slow")
+    lane.submit(lambda *_: log.append("quick"), torch.zeros(1), "quick", 1)
+    go.set()
+    lane.drain()
+    lane.close()
+    assert log == ["slow", "quick"]
+
+
+def test_only_who_holds_the_baton_puts_it_aside() -> None:
+    baton = Baton()
+    with baton.aside():
+        pass
+    with baton:
+        with baton.aside(), baton:
+            pass
+        held = threading.Event()
+        other = threading.Thread(target=lambda: (baton.__enter__(), held.set(), baton.__exit__()))
+        other.start()
+        assert not held.wait(0.05)
+    assert held.wait(10)
+    other.join()
+
+
+def _trained(rank: int, ranks: int, codec: str, two: bool) -> tuple[str, int, int]:
+    """A hash of all means of a few steps; threads of the lane; calls of the transport."""
+    torch.manual_seed(0)
+    ddp = DDP(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), bucket_cap_mb=0.03)
+    group = GroupTransport(dist.new_group(), torch.device("cpu"))
+    state = gradcomm.register(
+        ddp, codec, warmup_steps=1, min_numel=16, measure_every=2, transport=None if two else group
+    )
+    generator = torch.Generator().manual_seed(rank)
+    means = []
+    for _ in range(5):
+        ddp.zero_grad()
+        ddp(torch.randn(8, 64, generator=generator)).square().mean().backward()
+        means += [p.grad.flatten() for p in ddp.parameters() if p.grad is not None]
+    stats, threads = state.stats(), len(state._lane._threads)  # type: ignore[attr-defined]
+    state.close()
+    return digest(torch.cat([*means, torch.tensor([stats["residual_norm"]])])), threads, stats["calls"]
+
+
+@pytest.mark.parametrize(
+    "codec", ["none", "int4:rounding=stochastic", "onebit", "topk", "powersgd:rank=2"]
+)
+@pytest.mark.parametrize("world", [2, 3])
+def test_two_ways_give_the_bits_of_one(ranks: Ranks, world: int, codec: str) -> None:
+    one = ranks.run(_trained, world, codec, False)
+    two = ranks.run(_trained, world, codec, True)
+    assert {t for _, t, _ in one} == {1} and {t for _, t, _ in two} == {2}
+    assert [(bits, calls) for bits, _, calls in one] == [(bits, calls) for bits, _, calls in two]
 
 
 def test_a_forked_process_is_told_that_it_has_no_lane() -> None:
@@ -237,7 +331,7 @@ def test_a_forked_process_is_told_that_it_has_no_lane() -> None:
     child = os.fork()
     if child == 0:
         try:
-            lane.submit(lambda: None, torch.zeros(1), "step 0, bucket 0")
+            lane.submit(lambda *_: None, torch.zeros(1), "step 0, bucket 0")
             os.write(write, b"it went through")
         except LaneError as error:
             os.write(write, str(error).encode())

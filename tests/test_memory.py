@@ -156,7 +156,7 @@ def _allocated(
     for step in range(6):
         ddp(torch.randn(2, 256)).square().mean().backward()
         flats = [f.data_ptr() for f in state._memory._flat.values()]
-        flats += [b.data_ptr() for b in state._runner.scratch._buffers.values()]
+        flats += [b.data_ptr() for r in state._runners for b in r.scratch._buffers.values()]
         if step >= 3:
             kept.append(hash(tuple(flats)))
     stats = state.stats()
@@ -182,7 +182,7 @@ def test_memory_is_what_the_readme_says_and_stays(
     for different, stats, numel in ranks.run(_allocated, 3, codec, exchange):
         assert different == 1  # the same buffers in every step
         assert stats["memory_bytes"] <= residual * numel * 1.02
-        assert stats["scratch_bytes"] <= payload * numel * 1.05
+        assert stats["scratch_bytes"] <= payload * numel * 1.05  # there is one bucket
 
 
 def test_layout_places_are_whole_blocks() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -31,6 +34,8 @@ class GroupTransport:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.traffic = Traffic()
+        #: Entered around every call that makes its caller wait.
+        self.aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self._device = device
         backend = backend_name(group, device)
         self._direct = backend == "gloo"
@@ -45,7 +50,8 @@ class GroupTransport:
             dist.all_reduce(data, group=self.group)
             tensor.copy_(data.to_sparse(tensor.sparse_dim()))
         elif self._several:
-            dist.all_reduce(tensor, group=self.group)
+            with self.aside():
+                dist.all_reduce(tensor, group=self.group)
         # A ring (and a halving-doubling tree) sends (P - 1) / P of the tensor twice.
         moved = 2 * data.numel() * data.element_size() * (self.size - 1) // self.size
         self.traffic.add(moved, moved)
@@ -57,17 +63,20 @@ class GroupTransport:
             peers = [(self.rank + d) % self.size for d in range(1, self.size)]
             work = [dist.irecv(rows[p], group=self.group, group_src=p) for p in reversed(peers)]
             work += [dist.isend(mine, group=self.group, group_dst=p) for p in peers]
-            for w in work:
-                if w is not None:
-                    w.wait()
+            with self.aside():
+                for w in work:
+                    if w is not None:
+                        w.wait()
         elif self._several:
-            _all_gather_single(rows.view(-1), mine.reshape(-1), group=self.group)
+            with self.aside():
+                _all_gather_single(rows.view(-1), mine.reshape(-1), group=self.group)
         moved = others * mine.numel() * mine.element_size()
         self.traffic.add(moved, moved)
 
     def all_to_all(self, out: Tensor, rows: Tensor) -> None:
         if self._several:
-            dist.all_to_all_single(out.view(-1), rows.view(-1), group=self.group)
+            with self.aside():
+                dist.all_to_all_single(out.view(-1), rows.view(-1), group=self.group)
         else:
             out.view(-1).copy_(rows.view(-1))
         moved = rows.numel() // self.size * (self.size - 1) * rows.element_size()
@@ -75,7 +84,8 @@ class GroupTransport:
 
     def all_gather_object(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.size
-        dist.all_gather_object(items, item, group=self.group)
+        with self.aside():
+            dist.all_gather_object(items, item, group=self.group)
         return items
 
     def split(self, members: list[list[int]]) -> GroupTransport:
@@ -88,7 +98,16 @@ class GroupTransport:
         groups = [_new_group(self.group, self._device, [ranks[r] for r in m], by_members) for m in lists]
         mine = next(g for g, m in zip(groups, lists, strict=True) if self.rank in m)
         assert isinstance(mine, dist.ProcessGroup)
-        return GroupTransport(mine, self._device)
+        made = GroupTransport(mine, self._device)
+        made.aside = self.aside
+        return made
+
+    def second(self) -> GroupTransport | None:
+        """Another one of the same ranks, to be used in another thread at the same time; None where that
+        would not help (NCCL enqueues) or is not safe (MPI). Collective."""
+        if not self._direct:
+            return None
+        return GroupTransport(own_group(self.group, self._device), self._device)
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)
