@@ -13,6 +13,7 @@ from gradcomm.codec import OneBit as OneBit
 from gradcomm.codec import PowerSGD as PowerSGD
 from gradcomm.codec import Quantize as Quantize
 from gradcomm.codec import TopK as TopK
+from gradcomm.codec import TwoBit as TwoBit
 from gradcomm.handshake import DisagreementError as DisagreementError
 from gradcomm.hook import comm_hook as comm_hook
 from gradcomm.hook import register as register

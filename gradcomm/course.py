@@ -92,8 +92,8 @@ class Course:
         Residuals are carried over where the new codec uses error feedback and takes the same
         parameters. Where it does not, the next step is exchanged plain with all residuals added
         (``flush``), and the new codec begins after it. Momentum is carried over, PowerSGD's factors
-        and OneBit's units begin anew. There is no new warm-up; a density ramp, or OneBit's first
-        refreshes, come again only after ``"none"``. Clipping and error feedback follow the new codec's
+        and units begin anew. There is no new warm-up; a density ramp, or first refreshes,
+        come again only after ``"none"``. Clipping and error feedback follow the new codec's
         recipe unless ``register`` was told otherwise.
         ``exchange``: as in ``register``; by default chosen.
 

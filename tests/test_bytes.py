@@ -52,6 +52,7 @@ RECORDS = [
     ("int8:scheme=minmax", 1 + 8 / 512),
     ("int4", 0.5 + 4 / 512),
     ("int2:block=64", 0.25 + 4 / 64),
+    ("twobit:refresh=0,normalize=False", 1 / 4 + 4 / 512),
     ("onebit", 1 / 8 + 4 / 512),
     ("onebit:block=128", 1 / 8 + 4 / 128),
     ("topk:density=0.01,ramp_steps=0", 5 / 100),

@@ -31,6 +31,7 @@ EVERY = [
     ("onebit", "shard"),
     ("onebit:refresh=2,normalize=True", "gather"),
     ("onebit:refresh=2,normalize=True", "shard"),
+    ("twobit:refresh=2", "gather"),
     ("topk:density=0.05,ramp_steps=4", "gather"),
     ("topk:density=0.25,refresh=2,normalize=True", "shard"),
     ("topk:density=0.05,ramp_steps=4", "shard"),

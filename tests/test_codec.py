@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gradcomm
-from gradcomm.codec import Cast, Dense, OneBit, PowerSGD, Quantize, RecordCodec, TopK, parse, rms
+from gradcomm.codec import Cast, Dense, OneBit, PowerSGD, Quantize, RecordCodec, TopK, TwoBit, parse, rms
+from gradcomm.codec.base import STEADY
 from gradcomm.codec.parse import NAMES
 
 
@@ -46,6 +47,8 @@ def test_names_and_options() -> None:
         (lambda: Quantize(scheme="log"), "scheme='log'"),
         (lambda: Quantize(rounding="up"), "rounding='up'"),
         (lambda: OneBit(block=64), "block=64; use a multiple of 128"),
+        (lambda: TwoBit(block=8192), "block=8192; use a multiple of 128"),
+        (lambda: TwoBit(refresh=0), "give refresh=16"),
         (lambda: OneBit(refresh=1), "refresh=1; use 2 or more"),
         (lambda: OneBit(refresh=-16), "refresh=-16"),
         (lambda: OneBit(normalize=True), "give refresh=16"),
@@ -88,7 +91,7 @@ def test_the_payloads_size_follows_from_numel_and_codec(name: str, numel: int, c
     assert isinstance(codec, RecordCodec)
     size = codec.payload_bytes(numel, chunks)
     assert size % chunks == 0 and size > 0
-    padded = size // codec.chunk_bytes(1, 10**9) * codec.block
+    padded = size // codec.chunk_bytes(1, STEADY) * codec.block
     assert numel <= padded < numel + (chunks + 1) * codec.block
 
 
@@ -108,6 +111,7 @@ def test_the_face() -> None:
         "comm_hook",
         "TopK",
         "OneBit",
+        "TwoBit",
         "Quantize",
         "PowerSGD",
         "Dense",

@@ -30,6 +30,8 @@ FEEDBACK = [
     "topk:density=0.05,select=threshold,values=float16",
     "topk:density=0.1,values=int8",
     "powersgd:rank=2",
+    "twobit:refresh=2",
+    "twobit:refresh=0,normalize=False",
 ]
 
 

@@ -30,6 +30,8 @@ CARRIED = [
             "onebit",
             "onebit:refresh=3,normalize=True",  # the bad step is refreshed, or, with 2, the next
             "onebit:refresh=2,normalize=True",
+            "twobit:refresh=0,normalize=False",
+            "twobit:refresh=3",
             "topk:density=0.05,ramp_steps=0",
             "topk:density=0.25,ramp_steps=0,refresh=3,normalize=True",
             "topk:density=0.05,ramp_steps=0,values=int8",

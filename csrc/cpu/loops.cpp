@@ -8,6 +8,7 @@
 #include "quantize.h"
 #include "topk_block.h"
 #include "topk_sparse.h"
+#include "twobit.h"
 
 namespace gradcomm::GC_ISA {
 namespace {
@@ -20,6 +21,7 @@ void with_format(const Args& a, Loop&& loop) {
     case kOneBit: return loop.template operator()<OneBit>();
     case kQuantize: return with_quantize(a, loop);
     case kTopKBlock: return loop.template operator()<TopKBlock>();
+    case kTwoBit: return loop.template operator()<TwoBit>();
     default: return;
   }
 }

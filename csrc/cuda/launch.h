@@ -9,7 +9,7 @@
 namespace gradcomm {
 
 extern const Kernels cast_kernels, onebit_kernels, quantize2_kernels, quantize4_kernels,
-    quantize8_kernels, topk_block_kernels;
+    quantize8_kernels, topk_block_kernels, twobit_kernels;
 
 constexpr i64 kBlocksPerProcessor = 32;    // of a launch; each then takes several blocks of its format
 constexpr i64 kTileBytesMost = 48 * 1024;  // of shared memory, without asking for more
@@ -25,6 +25,7 @@ inline const Kernels* kernels_of(const i64* format) {
              : format[2] == 4 ? &quantize4_kernels
                               : &quantize8_kernels;
     case kTopKBlock: return &topk_block_kernels;
+    case kTwoBit: return &twobit_kernels;
     default: return nullptr;
   }
 }

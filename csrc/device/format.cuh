@@ -8,7 +8,14 @@
 
 namespace gradcomm {
 
-enum Family : i64 { kCast = 0, kOneBit = 1, kQuantize = 2, kTopKBlock = 3, kTopKSparse = 4 };
+enum Family : i64 {
+  kCast = 0,
+  kOneBit = 1,
+  kQuantize = 2,
+  kTopKBlock = 3,
+  kTopKSparse = 4,
+  kTwoBit = 5
+};
 enum WireType : i64 { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3 };
 
 GC_INLINE i64 wire_size(i64 type) { return type == kFloat32 ? 4 : type == kInt8 ? 1 : 2; }

@@ -5,6 +5,7 @@
 #include "quantize.cuh"
 #include "topk_block.cuh"
 #include "topk_sparse.cuh"
+#include "twobit.cuh"
 
 namespace gradcomm {
 
@@ -15,6 +16,7 @@ GC_INLINE i64 record_bytes(const i64* format) {
     case kQuantize: return quantize::record_bytes(format[1], format[2], format[3] != 0);
     case kTopKBlock: return topk_block::wire(format).bytes;
     case kTopKSparse: return topk_sparse::wire(format).bytes;
+    case kTwoBit: return twobit::record_bytes(format[1]);
     default: return 0;
   }
 }
@@ -39,6 +41,10 @@ GC_INLINE const char* format_fault(const i64* format) {
       return block >= 128 && block <= 4096 && block % 128 == 0
                  ? nullptr
                  : "onebit needs a block from 128 to 4096 that 128 divides";
+    case kTwoBit:
+      return block >= 128 && block <= 4096 && block % 128 == 0
+                 ? nullptr
+                 : "twobit needs a block from 128 to 4096 that 128 divides";
     case kQuantize: return quantize::fault(block, format[2], format[3], format[4]);
     case kTopKBlock: return topk_block::fault(format);
     case kTopKSparse: return topk_sparse::fault(format);

@@ -11,3 +11,4 @@ from .parse import parse as parse
 from .powersgd import PowerSGD as PowerSGD
 from .quantize import Quantize as Quantize
 from .topk import TopK as TopK
+from .twobit import TwoBit as TwoBit

@@ -13,6 +13,7 @@ from .onebit import OneBit
 from .powersgd import PowerSGD
 from .quantize import Quantize
 from .topk import TopK
+from .twobit import TwoBit
 
 #: Name in a string → class and the options that the name stands for.
 NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
@@ -22,6 +23,7 @@ NAMES: dict[str, tuple[type[Codec], dict[str, Any]]] = {
     "int8": (Quantize, {"bits": 8}),
     "int4": (Quantize, {"bits": 4}),
     "int2": (Quantize, {"bits": 2}),
+    "twobit": (TwoBit, {}),
     "onebit": (OneBit, {}),
     "topk": (TopK, {}),
     "auto": (Auto, {}),

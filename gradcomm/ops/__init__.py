@@ -17,6 +17,7 @@ from .format import OneBitFormat as OneBitFormat
 from .format import QuantizeFormat as QuantizeFormat
 from .format import TopKBlockFormat as TopKBlockFormat
 from .format import TopKSparseFormat as TopKSparseFormat
+from .format import TwoBitFormat as TwoBitFormat
 from .format import format_of as format_of
 from .layout import Layout as Layout
 from .native import cpu_executor as cpu_executor

@@ -74,6 +74,20 @@ class OneBitFormat(Format):
 
 
 @dataclasses.dataclass(frozen=True)
+class TwoBitFormat(Format):
+    """csrc/device/twobit.cuh: a float32 scale, and for each element a sign and which of two levels."""
+
+    family: ClassVar[int] = 5
+
+    def fault(self) -> str | None:
+        return self.block_fault("twobit", 128, 128)
+
+    @property
+    def record_bytes(self) -> int:
+        return 4 + self.block // 4
+
+
+@dataclasses.dataclass(frozen=True)
 class QuantizeFormat(Format):
     """csrc/device/quantize.cuh: ``bits`` (2, 4 or 8) an element and a float32 step a block, symmetric
     or (``asymmetric``) from the block's least element on; rounded to nearest or stochastically."""
@@ -214,9 +228,8 @@ class TopKSparseFormat(Format):
         return [self.blocks_per_chunk, self.k, self.value, self.select]
 
 
-_FORMATS: dict[int, type[Format]] = {
-    f.family: f for f in (CastFormat, OneBitFormat, QuantizeFormat, TopKBlockFormat, TopKSparseFormat)
-}
+_ALL = (CastFormat, OneBitFormat, QuantizeFormat, TopKBlockFormat, TopKSparseFormat, TwoBitFormat)
+_FORMATS: dict[int, type[Format]] = {f.family: f for f in _ALL}
 
 
 def format_of(ints: list[int]) -> Format:

@@ -48,12 +48,13 @@ const Loops& loops_of([[maybe_unused]] i64 choice) {
 }
 
 void read_format(Input& in, bool indices, i64* format) {
-  format[0] = indices ? in.number(kTopKBlock, kTopKSparse) : in.number(kCast, kTopKSparse);
+  format[0] = indices ? in.number(kTopKBlock, kTopKSparse) : in.number(kCast, kTwoBit);
   switch (format[0]) {
     case kCast:
       format[1] = 16 * in.number(1, 40);
       format[2] = in.number(kFloat32, kBFloat16);
       break;
+    case kTwoBit:
     case kOneBit: format[1] = 128 * in.number(1, 6); break;
     case kQuantize:
       format[1] = 64 * in.number(1, 12);

@@ -16,6 +16,7 @@ from gradcomm.ops import (
     OneBitFormat,
     QuantizeFormat,
     TopKBlockFormat,
+    TwoBitFormat,
     native,
     reference,
 )
@@ -24,6 +25,8 @@ from gradcomm.ops import (
 FORMATS: list[Format] = [
     OneBitFormat(128),
     OneBitFormat(512),
+    TwoBitFormat(128),
+    TwoBitFormat(512),
     *(
         QuantizeFormat(block, bits, asymmetric, stochastic)
         for (block, bits), asymmetric, stochastic in itertools.product(

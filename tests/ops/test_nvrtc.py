@@ -14,6 +14,7 @@ from gradcomm.ops import (
     QuantizeFormat,
     TopKBlockFormat,
     TopKSparseFormat,
+    TwoBitFormat,
     nvrtc,
 )
 from gradcomm.ops.checks import Job
@@ -26,6 +27,7 @@ FORMATS = {
     "quantize": [QuantizeFormat(512, bits) for bits in (2, 4, 8)],
     "topk_block": [TopKBlockFormat(1600, 100)],
     "topk_sparse": [TopKSparseFormat(512, 4, 20)],
+    "twobit": [TwoBitFormat(512)],
 }
 
 

@@ -18,6 +18,7 @@
 #include "../../csrc/cuda/sparse_launch.h"
 #include "../../csrc/cuda/topk_block.cu"
 #include "../../csrc/cuda/topk_sparse.cu"
+#include "../../csrc/cuda/twobit.cu"
 #include "../../csrc/device/formats.cuh"
 
 namespace {

@@ -19,6 +19,7 @@ from gradcomm.ops import (
     QuantizeFormat,
     TopKBlockFormat,
     TopKSparseFormat,
+    TwoBitFormat,
     reference,
 )
 
@@ -31,6 +32,7 @@ EXAMPLES = settings(
 FORMATS = [
     CastFormat(48, 2),
     OneBitFormat(128),
+    TwoBitFormat(128),
     QuantizeFormat(128, 4, True, True),
     TopKBlockFormat(480, 30, 2),
     TopKSparseFormat(112, 4, 50),

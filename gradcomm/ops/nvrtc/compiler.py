@@ -19,7 +19,7 @@ import torch
 from .. import native
 
 #: The sources in csrc/cuda; those of the formats by the format's family.
-FAMILIES = {0: "cast", 1: "onebit", 2: "quantize", 3: "topk_block", 4: "topk_sparse"}
+FAMILIES = {0: "cast", 1: "onebit", 2: "quantize", 3: "topk_block", 4: "topk_sparse", 5: "twobit"}
 SOURCES = (*FAMILIES.values(), "orthogonalize")
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .. import checks
 from ..format import Format
-from . import cast, onebit, quantize, topk_block, topk_sparse
+from . import cast, onebit, quantize, topk_block, topk_sparse, twobit
 from .orthogonalize import orthogonalize_ as orthogonalize_
 
 _FAMILIES: dict[int, ModuleType] = {
@@ -37,6 +37,7 @@ _FAMILIES: dict[int, ModuleType] = {
     2: quantize,
     3: topk_block,
     4: topk_sparse,
+    5: twobit,
 }
 
 

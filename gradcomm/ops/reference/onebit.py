@@ -11,9 +11,8 @@ from . import bits
 _SUMS = 32
 
 
-def encode(
-    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
-) -> tuple[Tensor, Tensor]:
+def mean_magnitude(p: Tensor, counts: Tensor) -> Tensor:
+    """Of the elements in use of each block: float32 ``[blocks]``."""
     rows = p.abs().view(p.size(0), -1, _SUMS)
     sums = torch.zeros_like(rows[:, 0])
     for i in range(rows.size(1)):
@@ -22,7 +21,13 @@ def encode(
     while width:
         sums = sums[:, :width] + sums[:, width : 2 * width]
         width //= 2
-    scale = sums[:, 0] / counts.clamp(min=1)
+    return sums[:, 0] / counts.clamp(min=1)
+
+
+def encode(
+    p: Tensor, kept: Tensor, counts: Tensor, format: Format, key: int, counters: Tensor
+) -> tuple[Tensor, Tensor]:
+    scale = mean_magnitude(p, counts)
     finite = torch.isfinite(scale)
     scale = torch.where(finite, scale, float("nan"))
     sign = torch.where(finite.unsqueeze(1), bits.bits(p) >> 31, 0)

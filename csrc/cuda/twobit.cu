@@ -1,0 +1,4 @@
+#include "kernels.cuh"
+#include "twobit.cuh"
+
+GC_KERNELS(twobit, TwoBit)
