@@ -119,6 +119,13 @@ inline void set_residual(Args& a, const Place& place, const std::optional<Tensor
   a.residual = static_cast<float*>(residual->mutable_data_ptr());
 }
 
+inline const float* gain_of(const Place& place, const Tensor& gain) {
+  check_place(place, gain, "gain");
+  STD_TORCH_CHECK(gain.scalar_type() == ScalarType::Float && gain.numel() == 1,
+                  "gradcomm: gain must be one float32");
+  return static_cast<const float*>(gain.const_data_ptr());
+}
+
 inline void set_payloads(Args& a, const Place& place, const Tensor& payloads) {
   check_plain(place, payloads, "payloads", ScalarType::Byte, 3);
   STD_TORCH_CHECK(payloads.size(0) >= 1, "gradcomm: payloads must come from one rank or more");
@@ -148,12 +155,7 @@ inline Job encode_job(const Tensor& source, const Tensor& layout, const Ints& fo
                   needed);
   set_residual(a, place, residual, needed);
   a.payload = static_cast<u8*>(payload.mutable_data_ptr());
-  if (gain) {
-    check_place(place, *gain, "gain");
-    STD_TORCH_CHECK(gain->scalar_type() == ScalarType::Float && gain->numel() == 1,
-                    "gradcomm: gain must be one float32");
-    a.gain_at = static_cast<const float*>(gain->const_data_ptr());
-  }
+  if (gain) a.gain_at = gain_of(place, *gain);
   a.key = key;
   return {a, records};
 }

@@ -4,6 +4,7 @@
 #include "loops.h"
 
 #include "cast.h"
+#include "lowrank.h"
 #include "onebit.h"
 #include "quantize.h"
 #include "topk_block.h"
@@ -51,6 +52,7 @@ i64 bad_index(const Args& a, const u8* payload, i64 records) {
 #define GC_STRING(x) #x
 #define GC_NAME(x) GC_STRING(x)
 extern const Loops loops;
-const Loops loops{GC_NAME(GC_ISA), encode, decode_mean, reduce_encode, mask, bad_index};
+const Loops loops{GC_NAME(GC_ISA), encode,  decode_mean, reduce_encode, mask,
+                  bad_index,       project, back_project};
 
 }  // namespace gradcomm::GC_ISA

@@ -16,7 +16,7 @@
 namespace gradcomm {
 namespace {
 
-constexpr int64_t kVersion = 4;  // gradcomm/ops/native.py expects the same
+constexpr int64_t kVersion = 5;  // gradcomm/ops/native.py expects the same
 
 // Calls an operator of gradcomm/ops/schemas.py that runs on the reference.
 template <class... Arguments>

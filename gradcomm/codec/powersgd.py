@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradcomm import ops
+from gradcomm.ops.reference.lowrank import LARGEST
 from gradcomm.random import key_of
 
 from .base import Codec, Recipe, SetAside, Turn
@@ -108,12 +109,8 @@ class PowerSGD(Codec):
             flat = turn.scratch.get("matrices", (part.numel,), torch.float32, device).zero_()
         views = part.views(bucket)
         unused = SetAside(part.places_in(flat, turn.unused))
-        saved = None
-        if turn.error_feedback and (flat.is_cuda or not _finite(views)):
-            # A gradient that is not finite cannot be taken out again. To ask a GPU is to wait for it.
-            saved = turn.scratch.get("saved", (part.numel,), torch.float32, device).copy_(flat)
-        self._add_gradient(part, flat, views, turn.gain)
         ms = _batches(flat, [(g.count, g.n, g.m) for g in groups])
+        matrices = [m for batch in ms for m in batch]
 
         # Factors lie as rows, P^T and Q^T: products with a tall thin matrix are many times slower.
         q_flat = self._q(part, turn, groups, device)
@@ -121,8 +118,9 @@ class PowerSGD(Codec):
         p_shapes = [(g.count, g.rank, g.n) for g in groups]
         p_flat = turn.scratch.get("p", (_numel(p_shapes),), torch.float32, device)
         ps = _batches(p_flat, p_shapes)
-        for m, q, p in zip(ms, qs, ps, strict=True):
-            torch.bmm(q, m.transpose(1, 2), out=p)
+        rows = [(q, p) for batch in zip(qs, ps, strict=True) for q, p in zip(*batch, strict=True)]
+        for view, m, (q, p) in zip(views, matrices, rows, strict=True):
+            ops.lowrank_project_(_rows(view, m), m, q, turn.gain, p)
         yield p_flat
 
         # A matrix that is not finite on any rank is not finite here, on every rank.
@@ -131,12 +129,13 @@ class PowerSGD(Codec):
         sums = _batches(sum_flat, [(g.count, g.rank, g.m) for g in groups])
         for m, p, q, wrong in zip(ms, ps, sums, bad, strict=True):
             ops.orthogonalize_(p.masked_fill_(wrong, 0.0))
-            torch.bmm(p, m, out=q)
+            for one in zip(m, p, q, strict=True):
+                ops.lowrank_back_project_(*one)
             if turn.error_feedback:
                 m.baddbmm_(p.transpose(1, 2), q.masked_fill(wrong, 0.0), alpha=-1)
             q.masked_fill_(wrong, float("nan"))
         if turn.error_feedback:
-            self._restore(part, flat, saved, views, turn.gain, torch.cat(bad).flatten())
+            _take_out(matrices, views, turn.gain, torch.cat(bad).flatten())
         unused.put_back()
         yield sum_flat
 
@@ -153,33 +152,6 @@ class PowerSGD(Codec):
                 torch.mm(p, q, out=view.view(p.size(0), q.size(1)))
             else:
                 view.copy_((p @ q).view(view.shape))
-
-    def _add_gradient(self, part: Part, flat: Tensor, views: list[Tensor], gain: Tensor | None) -> None:
-        for (first, numel), view in zip(part.layout.places(), views, strict=True):
-            m = flat[first : first + numel].view(view.shape)
-            if gain is None:
-                m.add_(view)
-            else:
-                m.addcmul_(view.float(), gain)
-
-    def _restore(
-        self,
-        part: Part,
-        flat: Tensor,
-        saved: Tensor | None,
-        views: list[Tensor],
-        gain: Tensor | None,
-        bad: Tensor,
-    ) -> None:
-        """Takes the gradient out again where it was not finite on some rank: nothing was sent."""
-        if not flat.is_cuda and not bool(bad.any()):
-            return
-        for (first, numel), view, wrong in zip(part.layout.places(), views, bad, strict=True):
-            m = flat[first : first + numel]
-            if saved is not None:
-                torch.where(wrong, saved[first : first + numel], m, out=m)
-            elif wrong:  # on another rank
-                m.view(view.shape).sub_(view.float() if gain is None else view.float() * gain)
 
     def _q(self, part: Part, turn: Turn, groups: list[_Group], device: torch.device) -> Tensor:
         """All Q of a part, by parameter in the memory; the same on every rank."""
@@ -206,9 +178,20 @@ class PowerSGD(Codec):
         return flat
 
 
-def _finite(views: list[Tensor]) -> bool:
-    """Whether all gradients are; a sum that overflows says no, too, which costs time only."""
-    return all(bool(torch.isfinite(view.sum(dtype=torch.float32))) for view in views)
+def _rows(view: Tensor, matrix: Tensor) -> Tensor:
+    """A gradient as a matrix, float32: itself, or a copy."""
+    return view.reshape(matrix.shape).float()
+
+
+def _take_out(matrices: list[Tensor], views: list[Tensor], gain: Tensor | None, bad: Tensor) -> None:
+    """M <- M - gain G where the matrix was not finite on some rank: nothing was sent. What was not
+    finite here had not been put in."""
+    if not bad.is_cuda and not bool(bad.any()):
+        return
+    for m, view, wrong in zip(matrices, views, bad, strict=True):
+        if bad.is_cuda or wrong:  # to ask a GPU is to wait for it
+            x = _rows(view, m) if gain is None else _rows(view, m) * gain
+            m.sub_(torch.where(wrong & (x.abs() < LARGEST), x, 0.0))
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:

@@ -27,3 +27,5 @@ decode_mean = torch.ops.gradcomm.decode_mean
 reduce_encode = torch.ops.gradcomm.reduce_encode
 topk_mask_ = torch.ops.gradcomm.topk_mask_
 orthogonalize_ = torch.ops.gradcomm.orthogonalize_
+lowrank_project_ = torch.ops.gradcomm.lowrank_project_
+lowrank_back_project_ = torch.ops.gradcomm.lowrank_back_project_

@@ -168,3 +168,18 @@ def topk_mask_(payload: Tensor, layout: Tensor, format: list[int], buffer: Tenso
 
 def orthogonalize_(rows: Tensor) -> None:
     plain(rows, "rows", torch.float32, 3)
+
+
+def lowrank(matrix: Tensor, p: Tensor, q: Tensor, gradient: Tensor | None = None) -> None:
+    plain(matrix, "matrix", torch.float32, 2)
+    n, m = matrix.shape
+    for name, factor, columns in (("p", p, n), ("q", q, m)):
+        plain(factor, name, torch.float32, 2)
+        shape, wanted = tuple(factor.shape), (p.size(0), columns)
+        check(shape == wanted, f"{name} is {list(shape)}; it must be {list(wanted)}")
+    if gradient is not None:
+        plain(gradient, "gradient", torch.float32, 2)
+        check(
+            gradient.shape == matrix.shape,
+            f"gradient is {list(gradient.shape)}, matrix {list(matrix.shape)}",
+        )

@@ -10,7 +10,7 @@ import torch
 
 logger = logging.getLogger("gradcomm")
 
-_VERSION = 4  # kVersion in csrc/cpu/bindings.cpp and csrc/cuda/bindings.cpp
+_VERSION = 5  # kVersion in csrc/cpu/bindings.cpp and csrc/cuda/bindings.cpp
 
 
 def find(name: str) -> pathlib.Path | None:

@@ -32,6 +32,17 @@ A native library registers its kernels for a device on top (``native.py``).
     again it would count their direction twice. A zero row stays zero. CUDA has a kernel for up to 32
     rows, which sums in another order than the reference: its result is near, and the same every time.
 
+``lowrank_project_(gradient, matrix, q, gain, p)``
+    PowerSGD's first pass over a matrix (Vogels et al. 2019, algorithm 1). ``gradient``, ``matrix``:
+    float32 ``[n, m]``, contiguous; ``matrix`` holds the residual E and becomes M = gain G + E. ``q``:
+    float32 ``[rank, m]``; ``p``, ``[rank, n]``, becomes (M Q^T)^T. Where gain G is not finite, or 1e37
+    or more, E stays, and that row's column of ``p`` is NaN.
+
+``lowrank_back_project_(matrix, p, q)``
+    The second: ``q`` becomes P M, float32 ``[rank, m]``. Both sum in an order of their own, so that
+    CPU kernels and the reference agree to rounding; each gives the same every time, by any number of
+    threads.
+
 All raise ``RuntimeError`` or ``ValueError``, before they touch memory, on a wrong length,
 dtype, layout or format, and decoders on an index outside its block. On CUDA, where to look at an
 index would be to wait for the device, a kernel makes such an index a NaN in its block instead.
@@ -51,6 +62,8 @@ SCHEMAS = (
     "Tensor(a!)? residual, Tensor(b!) payload, int key) -> ()",
     "topk_mask_(Tensor payload, Tensor layout, int[] format, Tensor(a!) buffer) -> ()",
     "orthogonalize_(Tensor(a!) rows) -> ()",
+    "lowrank_project_(Tensor gradient, Tensor(a!) matrix, Tensor q, Tensor? gain, Tensor(b!) p) -> ()",
+    "lowrank_back_project_(Tensor matrix, Tensor p, Tensor(a!) q) -> ()",
 )
 
 _library = torch.library.Library("gradcomm", "DEF")

@@ -29,6 +29,8 @@ from torch import Tensor
 from .. import checks
 from ..format import Format
 from . import cast, onebit, quantize, topk_block, topk_sparse, twobit
+from .lowrank import lowrank_back_project_ as lowrank_back_project_
+from .lowrank import lowrank_project_ as lowrank_project_
 from .orthogonalize import orthogonalize_ as orthogonalize_
 
 _FAMILIES: dict[int, ModuleType] = {
