@@ -90,7 +90,7 @@ METHODS: dict[str, Method] = {
             "int8",
             "int4",
             "onebit",
-            "onebit:refresh=16,normalize=True",
+            "twobit",
             "topk:density=0.01,ramp_steps=0",
             "topk:density=0.004,ramp_steps=0",
             "powersgd:rank=4",

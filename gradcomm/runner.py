@@ -56,8 +56,8 @@ class Runner:
         key: BucketKey,
         buffer: Tensor,
         step: int,
-        spend: Codec | None,
-        begun: Callable[[], None],
+        spend: Codec | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Replaces a bucket by its mean over ranks. ``spend``: the parts are plain, and the residuals
         that this codec left are added and so used up. ``begun`` is called when no later bucket's result

@@ -133,7 +133,7 @@ def _dropped(rank: int, ranks: int) -> int:
     ddp = DDP(small_model(), bucket_cap_mb=0.03)
     state: Any = gradcomm.register(ddp, "onebit", warmup_steps=1)
     train(ddp, rank, steps=3)
-    thread = state._lane._thread
+    thread = state._lane._threads[0]
     del ddp, state
     gc.collect()
     thread.join(10)
