@@ -70,23 +70,27 @@ def _reached(run: dict[str, Any], target: float, of: int) -> float | None:
 
 
 def summary(study: Study, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for the baseline and each entry of the study, over seeds."""
+    """A row for the baseline and each entry of the study, over the seeds that all of them have run with.
+    Raises KeyError when there is none."""
     steps = study.settings()["steps"]
     found = {
         (r["codec"], r["seed"]): r
         for r in runs
         if (r["task"], r["ranks"], r["steps"]) == (study.task, study.ranks, steps)
     }
-    seeds = range(study.seeds)
+    entries = tuple(dict.fromkeys((BASELINE, *study.entries)))
+    seeds = [s for s in range(study.seeds) if all((entry, s) in found for entry in entries)]
+    if not seeds:
+        raise KeyError(f"{study.title()}: no seed is complete")
     bases = [found[BASELINE, seed] for seed in seeds]
     ends = [base["loss"] for base in bases]
     spread = statistics.stdev(ends) if len(ends) > 1 else 0.0
     rows = []
-    for entry in dict.fromkeys((BASELINE, *study.entries)):
+    for entry in entries:
         mine = [found[entry, seed] for seed in seeds]
         losses = [r["loss"] for r in mine]
         changes = [100 * (r["loss"] / base["loss"] - 1) for r, base in zip(mine, bases, strict=True)]
-        row: dict[str, Any] = {"codec": entry, "measure": mine[0]["measure"]}
+        row: dict[str, Any] = {"codec": entry, "measure": mine[0]["measure"], "seeds": len(seeds)}
         row |= {"mean": statistics.fmean(losses), "change_percent": statistics.fmean(changes)}
         row["sd"] = statistics.stdev(losses) if len(losses) > 1 else None
         row["change_sd"] = statistics.stdev(changes) if len(changes) > 1 else None

@@ -175,10 +175,12 @@ def accuracy(data: dict[str, Any]) -> list[str]:
     for study in STUDIES:
         try:
             rows = summary(study, data["runs"])
-        except KeyError as missing:
-            lines += [f"### {study.title()}", "", f"Not measured yet: {missing}.", ""]
+        except KeyError:
+            lines += [f"### {study.title()}, {study.ranks} ranks", "", "Not measured yet.", ""]
             continue
-        count = "1 seed" if study.seeds == 1 else f"{study.seeds} seeds"
+        seeds = rows[0]["seeds"]
+        count = "1 seed" if seeds == 1 else f"{seeds} seeds"
+        count += f" of {study.seeds}" if seeds < study.seeds else ""
         told = f"{rows[0]['measure']}, {study.ranks} ranks, {count}, {study.settings()['steps']} steps"
         lines += [f"### {study.title()}: {told}", ""]
         cells = []

@@ -9,8 +9,8 @@ differ from one worker's run.
 Either way every rank issues the same collectives in the same order, whatever the order of callbacks
 or the length of backward, on a process group of the lane's own. On a GPU a job runs under the lane's
 side stream, behind an event of the stream that filled the bucket; the future makes the stream of
-whoever waits for it wait for the side stream. A job that fails fails all that come after it, since
-the ranks no longer agree.
+whoever waits for it wait for the side stream. A job that fails fails all that come after it on its way,
+and after the step on both, since the ranks no longer agree.
 """
 
 from __future__ import annotations
@@ -40,27 +40,40 @@ class LaneError(RuntimeError):
 
 
 class _Track:
-    """The side stream, and the first error. It does not know the lane: a thread that holds it does not
-    keep the lane alive."""
+    """The side stream, and what failed. It does not know the lane: a thread that holds it does not keep
+    the lane alive.
+
+    A job that failed stops its own way at once, and the other way only when the lane is drained, which
+    is at the same job on every rank: before, a rank may have begun a job that another would skip.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
         self.side = streams.new()
-        self.error: LaneError | None = None
+        self.error: LaneError | None = None  # that the lane has ended with
+        self.failed: dict[int, tuple[int, LaneError]] = {}  # by way: number of the job, and its error
 
     def run(
-        self, job: Callable[[], None], result: Tensor, what: str, ready: Event, future: _Future
+        self,
+        job: Callable[[], None],
+        result: Tensor,
+        what: str,
+        ready: Event,
+        future: _Future,
+        way: int = 0,
+        number: int = 0,
     ) -> None:
         """Runs a job behind ``ready`` and completes the future, whatever the job does."""
         with self.streams.use(self.side):
-            if self.error is None:
+            if self.error is None and way not in self.failed:
                 try:
                     self.streams.wait(ready)
                     self.streams.hold(result)
                     job()
                 except BaseException as cause:  # whatever it is, backward must hear of it
-                    self.error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
-                    self.error.__cause__ = cause
+                    error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
+                    error.__cause__ = cause
+                    self.failed[way] = number, error
             future.set_result(result)
 
 
@@ -90,8 +103,11 @@ class Lane(abc.ABC):
         """Waits for all that was submitted: the thread for a thread, the current stream for a stream.
         Raises LaneError if any of it failed."""
         self._wait()
-        if self._track.error is not None:
-            raise self._track.error
+        track = self._track
+        if track.error is None and track.failed:
+            _, track.error = min(track.failed.values(), key=lambda failed: failed[0])
+        if track.error is not None:
+            raise track.error
 
     @contextlib.contextmanager
     def between(self) -> Iterator[None]:
@@ -267,7 +283,7 @@ def _work(way: int, track: _Track, jobs: _Queue, order: _Order, baton: Baton, th
         order.wait(number)
         begun = functools.partial(order.begun, number)
         with baton:
-            track.run(functools.partial(job, way, begun), *rest)
+            track.run(functools.partial(job, way, begun), *rest, way, number)
         begun()  # a job that failed may not have said so
         del item, before, job, rest  # or the last bucket would live on until the next
 

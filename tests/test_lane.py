@@ -280,6 +280,34 @@ def test_a_job_begins_only_when_the_one_before_has() -> None:
     assert log == ["slow", "quick"]
 
 
+def test_what_fails_stops_its_own_way_and_after_the_step_both() -> None:
+    lane = make_lane(Streams(torch.device("cpu")), False, Baton())
+    done: list[int] = []
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("put in by the test")
+
+    for number in range(6):
+        job = fail if number in (2, 3) else lambda *_, number=number: done.append(number)
+        lane.submit(job, torch.zeros(1), f"job {number}", number if number < 5 else 1)
+    with pytest.raises(LaneError, match="job 2: ArithmeticError"):  # the first, whichever was told first
+        lane.drain()
+    assert done == [0, 1]
+    lane.submit(lambda *_: done.append(6), torch.zeros(1), "job 6", 1)
+    with pytest.raises(LaneError, match="job 2"):
+        lane.drain()
+    assert done == [0, 1]
+    lane.close()
+
+    lane = make_lane(Streams(torch.device("cpu")), False, Baton())
+    lane.submit(fail, torch.zeros(1), "job 0", 0)
+    lane.submit(lambda *_: done.append(7), torch.zeros(1), "job 1", 1)  # other ranks may have begun it
+    with pytest.raises(LaneError, match="job 0"):
+        lane.drain()
+    assert done == [0, 1, 7]
+    lane.close()
+
+
 def test_only_who_holds_the_baton_puts_it_aside() -> None:
     baton = Baton()
     with baton.aside():
