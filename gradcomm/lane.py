@@ -283,7 +283,7 @@ def _work(way: int, track: _Track, jobs: _Queue, order: _Order, baton: Baton, th
         order.wait(number)
         begun = functools.partial(order.begun, number)
         with baton:
-            track.run(functools.partial(job, way, begun), *rest, way, number)
+            track.run(functools.partial(job, way, begun), *rest, way=way, number=number)
         begun()  # a job that failed may not have said so
         del item, before, job, rest  # or the last bucket would live on until the next
 
