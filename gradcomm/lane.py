@@ -277,15 +277,16 @@ def _stop(queues: list[_Queue]) -> None:
 def _work(way: int, track: _Track, jobs: _Queue, order: _Order, baton: Baton, threads: int) -> None:
     torch.set_num_threads(threads)  # a new thread would start with as many as the machine has
     while (item := jobs.get()) is not None:
-        number, before, job, *rest = item
+        number, before, job, result, what, ready, future = item
         for earlier in before:
             earlier.wait()
         order.wait(number)
         begun = functools.partial(order.begun, number)
         with baton:
-            track.run(functools.partial(job, way, begun), *rest, way=way, number=number)
+            here = functools.partial(job, way, begun)
+            track.run(here, result, what, ready, future, way, number)
         begun()  # a job that failed may not have said so
-        del item, before, job, rest  # or the last bucket would live on until the next
+        del item, before, job, here, result, future  # or the last bucket would live on until the next
 
 
 #: Lanes that have a thread.
