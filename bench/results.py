@@ -75,7 +75,8 @@ def links(data: dict[str, Any]) -> list[str]:
     lines += _prose(
         """Medians of the slowest rank's step; two ranks, one core each, eight linear layers, batch 8.
         Ratios are to plain DDP of the same run. Bytes are counted by the hosts' network interfaces.
-        Encode, wire and decode, in ms of a step, run beside backward; wait is what was not hidden.
+        Encode, wire and decode, in ms of a step, run beside backward, wire twice at a time; wait is what
+        was not hidden. Those of `twobit` include its first 16 steps, all in 8 bits.
         `python bench/link.py` makes it."""
     )
     lines += ["![step time against link rate](link.png)", ""]
