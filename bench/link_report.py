@@ -74,9 +74,10 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot as plt
 
     models = sorted({row["millions"] for row in rows})
-    figure, panels = plt.subplots(1, len(models), figsize=(6.5 * len(models), 4.8), squeeze=False)
+    figure, panels = plt.subplots(1, len(models), figsize=(5.5 * len(models) + 2.6, 4.8), squeeze=False)
     rates = sorted({row["mbit"] or float("inf") for row in rows})
     for axes, millions in zip(panels[0], models, strict=True):
+        axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # there are more methods than ten
         mine = [row for row in rows if row["millions"] == millions]
         for method in dict.fromkeys(row["method"] for row in mine):
             points = {row["mbit"] or float("inf"): row["ms"] for row in mine if row["method"] == method}
@@ -94,7 +95,8 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
         axes.set_xticks(range(len(rates)), labels)
         axes.set(title=f"{millions:g} M parameters", xlabel="Mbit/s", ylabel="ms a step", yscale="log")
         axes.grid(alpha=0.3)
-    panels[0][0].legend(fontsize="x-small")
-    figure.tight_layout()
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize="small", loc="center right", handlelength=3)
+    figure.tight_layout(rect=(0, 0, 1 - 2.6 / figure.get_figwidth(), 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
