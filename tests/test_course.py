@@ -150,7 +150,7 @@ def _wrong(rank: int, ranks: int) -> list[tuple[str, str]]:
     for call in (
         lambda: state.set_codec(other),
         lambda: state.set_codec(half),
-        lambda: state.set_codec("twobit"),
+        lambda: state.set_codec("threebit"),
         late,
         lambda: gradcomm.CommState({1: "none"}),
         lambda: gradcomm.CommState({0: "auto", 5: "none"}),
@@ -174,7 +174,7 @@ def test_a_bad_change_is_told_on_every_rank_and_changes_nothing(ranks: Ranks) ->
     disagreed = ("DisagreementError", "rank 1 and rank 0 disagree on codec: 'topk:")
     for errors in (first, second):
         assert errors[0][0] == disagreed[0] and disagreed[1] in errors[0][1]
-        assert errors[2][0] == "ValueError" and "unknown codec 'twobit'" in errors[2][1]
+        assert errors[2][0] == "ValueError" and "unknown codec 'threebit'" in errors[2][1]
         assert errors[3][0] == "DisagreementError" and "on step: 2 against 1" in errors[3][1]
         assert "add 0: 'none'" in errors[4][1] and "auto cannot" in errors[5][1]
         assert "-1 is no step" in errors[6][1] and errors[7][0] == "RuntimeError"

@@ -80,7 +80,7 @@ def _bad(rank: int, ranks: int, case: str) -> tuple[str, str]:
         ("not ddp", "TypeError", "Sequential is not a DistributedDataParallel model"),
         ("group", "ValueError", "not in process_group"),
         ("plain", "ValueError", "no.such.weight"),
-        ("('codec', 'twobit')", "ValueError", "unknown codec 'twobit'; use one of none"),
+        ("('codec', 'threebit')", "ValueError", "unknown codec 'threebit'; use one of none"),
         ("('codec', 'onebit:blok=3')", "ValueError", "unknown option 'blok=3'; onebit takes block=…"),
         ("('codec', 'onebit:block=100')", "ValueError", "block=100; use a multiple of 128"),
         ("('codec', 3)", "TypeError", "codec=3; give a codec"),

@@ -49,7 +49,7 @@ def test_equal_to_the_reference(jit: object, format: Format, run: dict, ranks: i
     check_decoders(jit, format, run, ranks)
 
 
-@pytest.mark.parametrize("format", FORMATS[3:], ids=str)
+@pytest.mark.parametrize("format", FORMATS[-3:], ids=str)
 def test_mask(jit: object, format: Format) -> None:
     bucket = bucket_of(format, [1, 483, 1439], [2], 2)
     payload, buffers = bucket.payload(), [torch.ones_like(bucket.residual()) for _ in range(2)]
