@@ -27,7 +27,8 @@ INTERFACE = "eth0"
 
 def missing(link: Link) -> str | None:
     """Why no hosts with such links can be made here, or None if they can."""
-    packages = {"ip": "iproute2", "tc": "iproute2"} | ({"nft": "nftables"} if link.loss else {})
+    packages = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
+    packages |= {"nft": "nftables"} if link.loss else {}
     for command, package in packages.items():
         if shutil.which(command) is None:
             return f"there is no command {command!r} (Debian: apt install {package})"
@@ -59,7 +60,8 @@ class Link:
 
 
 class Hosts:
-    """A context manager: ``count`` hosts with addresses of one subnet, gone when it is left."""
+    """A context manager: ``count`` hosts with names of their own and addresses of one subnet, gone when
+    it is left."""
 
     def __init__(self, count: int, link: Link) -> None:
         self.link = link
@@ -83,7 +85,9 @@ class Hosts:
 
     def command(self, host: int, command: list[str]) -> list[str]:
         """The command, as run on a host."""
-        return ["ip", "netns", "exec", self.names[host], *command]
+        name = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+        rename = ["unshare", "--uts", "sh", "-c", name, self.names[host]]
+        return ["ip", "netns", "exec", self.names[host], *rename, *command]
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: nothing comes in or goes out, and nobody is told."""
@@ -134,16 +138,18 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def run(script: str, arguments: list[str], ranks: int, link: Link | None) -> list[Any]:
-    """Runs ``python script *arguments`` on ranks, one on each of as many hosts, or all on loopback if
-    ``link`` is None; returns what each gave to ``answer``.
+def run(
+    script: str, arguments: list[str], ranks: int, link: Link | None, per_host: int = 1
+) -> list[Any]:
+    """Runs ``python script *arguments`` on ranks, ``per_host`` on each host, neighbours together, or all
+    on loopback if ``link`` is None; returns what each gave to ``answer``.
 
     One thread a rank. Every rank is told its number and a store by ``add_rank_arguments``' options.
     Raises SystemExit when a rank fails; no process and no namespace is left behind.
     """
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcomm-")))
-        hosts = None if link is None else stack.enter_context(Hosts(ranks, link))
+        hosts = None if link is None else stack.enter_context(Hosts(-(-ranks // per_host), link))
         interface = "lo" if hosts is None else INTERFACE
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
         processes = []
@@ -151,7 +157,7 @@ def run(script: str, arguments: list[str], ranks: int, link: Link | None) -> lis
             own = ["--rank", str(rank), "--folder", str(folder)]
             command = [sys.executable, script, *arguments, *own]
             if hosts is not None:
-                command = hosts.command(rank, command)
+                command = hosts.command(rank // per_host, command)
             processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         try:
             waiting = dict(enumerate(processes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ import pytest
 
 from bench import namespaces
 from bench.namespaces import Hosts, Link
+
+from . import hosted
 
 BENCH = pathlib.Path(__file__).parent.parent / "bench"
 
@@ -56,8 +59,32 @@ def test_hosts_are_gone_when_left() -> None:
             hosts.command(0, ["tc", "qdisc"]), capture_output=True, text=True, check=True
         )
         assert "tbf" in qdisc.stdout and "100Mbit" in qdisc.stdout
+        name = subprocess.run(hosts.command(1, ["uname", "-n"]), capture_output=True, text=True)
+        assert name.stdout.strip() == hosts.names[1] != socket.gethostname()
     names = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
     assert not any(name in names for name in hosts.names)
+
+
+def test_hierarchy_sends_less_between_hosts() -> None:
+    link = Link(mbit=200)
+    if why := namespaces.missing(link):
+        pytest.skip(why)
+    per_host = hosted.RANKS // 2
+    answers = namespaces.run(hosted.__file__, [], hosted.RANKS, link, per_host)
+    for how in ("hierarchy", "shard"):
+        assert len({answer[how]["digest"] for answer in answers}) == 1
+    hierarchy, shard = ([answer[how] for answer in answers] for how in ("hierarchy", "shard"))
+    assert hierarchy[0]["loss"] == pytest.approx(shard[0]["loss"], rel=0.05)
+    for first in (0, per_host):  # a host's ranks; its one interface carries what they send to the other
+        ranks = range(first, first + per_host)
+        assert all(hierarchy[r]["hosts"] == [[0, 1], [2, 3]] for r in ranks)  # found by their names
+        between = sum(hierarchy[r]["between"] for r in ranks)
+        # By shard, two of a rank's three peers are on the other host.
+        away = sum(shard[r]["rank"] for r in ranks) * 2 / 3
+        assert between == pytest.approx(away / 2, rel=0.05)
+        # Headers and acknowledgements come on top.
+        assert between <= hierarchy[first]["host"] < 1.2 * between + 20_000
+        assert away <= shard[first]["host"] < 1.2 * away + 20_000
 
 
 def test_exchange_compares_carriers(tmp_path: pathlib.Path) -> None:
