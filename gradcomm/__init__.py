@@ -4,6 +4,7 @@ state = gradcomm.register(ddp, "onebit")
 """
 
 from gradcomm import launch as launch
+from gradcomm import optim as optim
 from gradcomm.checkpoint import merge_states as merge_states
 from gradcomm.codec import Auto as Auto
 from gradcomm.codec import Cast as Cast

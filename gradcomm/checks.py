@@ -26,6 +26,7 @@ def options(
     clip_norm: Any,
     error_feedback: Any,
     momentum: Any,
+    nesterov: Any,
     min_numel: Any,
     measure_every: Any,
 ) -> None:
@@ -45,6 +46,11 @@ def options(
     require(
         isinstance(momentum, int | float) and 0 <= momentum < 1,
         f"momentum={momentum!r}; use a number from 0 up to below 1",
+    )
+    require(isinstance(nesterov, bool), f"nesterov={nesterov!r}; use True or False")
+    require(
+        momentum > 0 or not nesterov,
+        f"nesterov=True with momentum={momentum!r}; give the hook the momentum, momentum=0.9 say",
     )
     require(
         isinstance(error_feedback, bool) or error_feedback == "worker",

@@ -45,6 +45,7 @@ class Course:
     clip_norm: float | Literal["auto"] | None
     error_feedback: bool | Literal["worker"]
     momentum: float
+    nesterov: bool
     seed: int
     _schedule: Schedule
     _wanted: dict[str, Any]  # the constructor's arguments, less who carries what

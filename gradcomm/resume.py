@@ -77,6 +77,7 @@ class Resumable(Course):
                 "warmup_steps": self.warmup_steps,
                 "clip_norm": self.clip_norm,
                 "momentum": self.momentum,
+                "nesterov": self.nesterov,
                 "gradcomm": __version__,
             },
             parameters=entries,

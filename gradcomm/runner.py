@@ -38,6 +38,7 @@ class Runner:
     since: int  # the first step that is compressed
     error_feedback: bool | Literal["worker"]
     momentum: float
+    nesterov: bool
     seed: int
     measure_every: int
     verify: bool
@@ -143,16 +144,18 @@ class Runner:
     def _accelerate(
         self, part: Part, buffer: Tensor, gain: Tensor | None, unused: tuple[int, ...]
     ) -> Tensor:
-        """Momentum correction: u <- momentum u + gain g, for the part; u replaces g in the bucket. Where
-        that is not finite the others hear of it, and u stays what it was."""
+        """Momentum correction: u <- momentum u + gain g, for the part; u, or by Nesterov momentum u +
+        gain g, replaces g in the bucket. Where that is not finite the others hear of it, and u stays
+        what it was."""
         u = self.memory.flat("momentum", part)
         for i, (s, (first, numel)) in enumerate(zip(part.slices, part.layout.places(), strict=True)):
             if i in unused:
                 continue
             mine, g = u[first : first + numel], buffer[s.offset : s.offset + numel]
-            moved = (g if gain is None else g * gain) + self.momentum * mine
+            own = g if gain is None else g * gain
+            moved = own + self.momentum * mine
             torch.where(torch.isfinite(moved), moved, mine, out=mine)
-            g.copy_(moved)
+            g.copy_(own + self.momentum * moved if self.nesterov else moved)
         return u
 
     def _add_residuals(self, part: Part, buffer: Tensor, gain: Tensor | None, by_index: bool) -> None:

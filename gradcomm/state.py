@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
-from gradcomm import checkpoint, checks
+from gradcomm import checks
 from gradcomm.auto import CANDIDATES, fastest
-from gradcomm.buckets import BucketKey, Buckets
+from gradcomm.backward import Backward
+from gradcomm.buckets import Buckets
 from gradcomm.clip import Clip
 from gradcomm.codec import Auto
 from gradcomm.course import Recipe
@@ -24,8 +21,6 @@ from gradcomm.kernels import prepare
 from gradcomm.lane import make_lane
 from gradcomm.memory import Memory
 from gradcomm.plan import MIN_NUMEL, PlainRule
-from gradcomm.replay import Replay, regroup
-from gradcomm.resume import Resumable
 from gradcomm.runner import Runner
 from gradcomm.schedule import CodecRule, Schedule
 from gradcomm.stats import Meter, Traffic
@@ -36,7 +31,7 @@ from gradcomm.version import __version__
 logger = logging.getLogger("gradcomm")
 
 
-class CommState(Resumable):
+class CommState(Backward):
     """What ``comm_hook`` needs: codec, options, memory and lane. One for each DDP model.
 
     Args:
@@ -58,7 +53,9 @@ class CommState(Resumable):
             only takes spikes off. None: no clipping.
         momentum: momentum correction (Lin et al., "Deep Gradient Compression", 2018), for SGD with
             momentum: each rank's own momentum u = momentum u + g is exchanged in place of its gradient,
-            so the optimizer's own must be 0. It costs one float32 an element. 0: off.
+            so the optimizer's own must be 0. It costs one float32 an element. 0: off. With weight decay
+            use ``gradcomm.optim.SGD``.
+        nesterov: with ``momentum``: g + momentum u is exchanged in place of u.
         error_feedback: whether what was not sent is remembered and added the next time. ``"worker"``:
             by the ranks, not by the owners of chunks in the shard exchange, where it costs accuracy
             (docs/results.md) and saves 4 / ranks bytes an element.
@@ -89,6 +86,7 @@ class CommState(Resumable):
         clip_norm: float | Literal["auto"] | Recipe | None = "recipe",
         error_feedback: bool | Literal["worker"] | Recipe = "recipe",
         momentum: float = 0.0,
+        nesterov: bool = False,
         exchange: str | None = None,
         hosts: Any = None,
         seed: int = 0,
@@ -98,16 +96,17 @@ class CommState(Resumable):
         self._schedule = Schedule(codec)
         self._wanted = dict(
             codec=self._schedule.rule, warmup_steps=warmup_steps, plain=plain, min_numel=min_numel,
-            clip_norm=clip_norm, error_feedback=error_feedback, momentum=momentum, exchange=exchange,
-            hosts=hosts, seed=seed, measure_every=measure_every, verify=verify
+            clip_norm=clip_norm, error_feedback=error_feedback, momentum=momentum, nesterov=nesterov,
+            exchange=exchange, hosts=hosts, seed=seed, measure_every=measure_every, verify=verify
         )  # fmt: skip
         self._use(self._schedule.at(0))
         self.warmup_steps = self.codec.recipe.warmup_steps if warmup_steps == "recipe" else warmup_steps
         self.seed, self.measure_every, self.verify = seed, measure_every, verify
-        self.momentum = momentum
+        self.momentum, self.nesterov = momentum, nesterov
         checks.options(
-            self.warmup_steps, self.clip_norm, self.error_feedback, momentum, min_numel, measure_every
-        )
+            self.warmup_steps, self.clip_norm, self.error_feedback, momentum, nesterov, min_numel,
+            measure_every,
+        )  # fmt: skip
         self._plain_rule, self._min_numel = plain, min_numel
         self._exchange, self._hosts = exchange, hosts
         self._schedule.check_exchange(exchange)
@@ -154,6 +153,7 @@ class CommState(Resumable):
             since=self._since,
             error_feedback=self.error_feedback,
             momentum=self.momentum,
+            nesterov=self.nesterov,
             seed=self.seed,
             measure_every=self.measure_every,
             verify=self.verify,
@@ -179,6 +179,7 @@ class CommState(Resumable):
             "clip_norm": self.clip_norm,
             "error_feedback": self.error_feedback,
             "momentum": self.momentum,
+            "nesterov": self.nesterov,
             "exchange": chosen,
             "hosts": hosts,
             "seed": self.seed,
@@ -213,101 +214,8 @@ class CommState(Resumable):
             f"({share:.1%} of elements) always plain; local clip "
             f"{'off' if self.clip_norm is None else self.clip_norm}; error feedback "
             f"{'on' if self.error_feedback else 'off'}; momentum correction "
-            f"{self.momentum or 'off'}"
+            f"{self.momentum or 'off'}{', Nesterov' * self.nesterov}"
         )
-
-    # ---- each bucket ------------------------------------------------------------------------
-
-    def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Hands a bucket to the lane; the future completes with its mean over ranks, in place."""
-        buffer, params = bucket.buffer(), bucket.parameters()
-        if not self._bound:
-            self.bind([(f"parameter {i}", p) for i, p in enumerate(params)], False)
-        checks.bucket_device(buffer.device, self._memory.device)
-        self._follow_group()
-        keys = tuple(self._buckets.add(p).key for p in params)
-        self._begin(keys)
-        what = f"bucket {bucket.index()}"
-        if self._pending is not None and self._replay is None:
-            saved = checkpoint.read(self._pending[0], self._transport.rank, self._transport.size)
-            self._replay = Replay(len(saved.body["parameters"]))
-        if self._replay is None or self._graph_task == -1:
-            return self._submit(keys, buffer, what)
-        numels = [p.numel() for p in params]
-        future = self._replay.hold(keys, numels, buffer)
-        if self._replay.complete:
-            self._release()
-        return future
-
-    def _submit(self, keys: BucketKey, buffer: Tensor, what: str) -> torch.futures.Future[Tensor]:
-        if not self._agreed:
-            self._compare()
-        step = self._step
-        spend = step == self._flush_at
-        warm = spend or step < self.warmup_steps
-        stale = self._buckets.stale(keys, warm)
-        # What runs in the lane may still write to the old layout.
-        with self._lane.between() if stale or spend else contextlib.nullcontext():
-            if self._runner.clip is not None:
-                for old in stale:
-                    if old != keys:
-                        self._runner.clip.forget(old)
-            if spend:
-                self._memory.settle()
-            parts = self._buckets.parts(keys, buffer, warm, spend)
-        spent = self.codec if spend else None
-        runners = self._runners
-
-        def job(way: int, begun: Callable[[], None]) -> None:
-            runners[way].run(parts, keys, buffer, step, spent, begun)
-
-        future = self._lane.submit(job, buffer, f"step {step}, {what}", self._turn)
-        self._turn += 1
-        if self._graph_task == -1:
-            self._lane.drain()  # no backward (DDP.join): nobody asks later whether it failed
-        return future
-
-    def _release(self) -> None:
-        """Exchanges the buckets that were held for the replay."""
-        assert self._replay is not None
-        held = self._replay.held
-        if self._take_pending(self._seen):  # may bring a layout to follow
-            self._begin_step()
-        layout, self._replay, self._layout = self._layout, None, []
-        buckets = regroup(held, layout)
-        if self._runner.clip is not None:
-            for keys in set(layout) - {keys for keys, _ in buckets}:
-                self._runner.clip.forget(keys)
-        for i, (keys, buffer) in enumerate(buckets):
-            self._submit(keys, buffer, f"bucket {i} of the checkpoint")
-        for h in held:
-            done = self._lane.submit(h.fill, h.buffer, f"step {self._step}, copying back", alone=True)
-            done.add_done_callback(h.complete)
-
-    def _begin(self, keys: tuple[int, ...]) -> None:
-        """A parameter that comes a second time begins a new step. Buckets' indices would not do: with
-        ``static_graph`` they are all 0 in the first step."""
-        if not self._seen.isdisjoint(keys):
-            self._step += 1
-            self._seen.clear()
-        new = not self._seen
-        self._seen.update(keys)
-        task = torch._C._current_graph_task_id()
-        if task != self._graph_task:
-            self._graph_task = task
-            if task != -1:
-                # Runs in the thread that called backward, before DDP's own: raises there what the
-                # lane ran into, with its traceback.
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        if new:
-            self._begin_step()
-
-    def _finish(self) -> None:
-        if self._replay is not None and self._replay.held:
-            self._release()  # not all of the checkpoint's parameters came
-        self._graph_task = -1
-        with self._runner.meter.wait():
-            self._lane.drain()
 
     # ---- what the user sees -----------------------------------------------------------------
 

@@ -6,11 +6,9 @@ import traceback
 from typing import Any
 
 import pytest
-import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradcomm
-from gradcomm.verify import digest
 
 from .models import CODECS, small_model, train, train_registered
 from .ranks import Ranks
@@ -86,37 +84,3 @@ def test_backward_after_close_is_an_error_that_names_the_remedy(ranks: Ranks) ->
     (message, ended), (other, same) = ranks.run(_closed, 2)
     assert "this state was closed" in message and "register that" in message and message == other
     assert ended == same
-
-
-def _momentum(rank: int, ranks: int, codec: str) -> tuple[float, str]:
-    """How far training with momentum correction is from the optimizer's own momentum."""
-    ends = []
-    for corrected in (False, True):
-        ddp = DDP(small_model(), bucket_cap_mb=0.03)
-        state = gradcomm.register(
-            ddp,
-            codec if corrected else "none",
-            momentum=0.9 if corrected else 0.0,
-            warmup_steps=3,
-            min_numel=100,
-        )
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.0 if corrected else 0.9)
-        generator = torch.Generator().manual_seed(rank)
-        for _ in range(8):
-            optimizer.zero_grad()
-            ddp(torch.randn(16, 40, generator=generator)).square().mean().backward()
-            optimizer.step()
-        state.close()
-        ends.append(torch.cat([p.detach().flatten() for p in ddp.parameters()]))
-    start = torch.cat([p.detach().flatten() for p in small_model().parameters()])
-    return float((ends[1] - ends[0]).norm() / (ends[0] - start).norm()), digest(ends[1])
-
-
-@pytest.mark.parametrize(
-    ("codec", "far"), [("none", 1e-5), ("int8", 0.01), ("topk:density=0.5", 0.4), ("powersgd", 0.3)]
-)
-def test_momentum_correction_is_the_optimizers_momentum(ranks: Ranks, codec: str, far: float) -> None:
-    results = ranks.run(_momentum, 2, codec)
-    assert results[0][1] == results[1][1]
-    for distance, _ in results:
-        assert distance < far
