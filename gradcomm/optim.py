@@ -13,11 +13,11 @@ from gradcomm.state import CommState
 
 
 class SGD(torch.optim.SGD):
-    """SGD with momentum, where the hook has the momentum of the gradient: with a codec that loses nothing
-    it is ``torch.optim.SGD`` of the same momentum, Nesterov and weight decay.
+    """SGD with momentum, where the hook has the momentum of the gradient: with a codec that loses
+    nothing it is ``torch.optim.SGD`` of the same momentum, Nesterov and weight decay.
 
-    ``register(…, momentum=mu)`` accelerates each rank's own gradient before it is compressed (Lin et al.,
-    "Deep Gradient Compression", 2018, section 3.2), so the optimizer must not do it again. But
+    ``register(…, momentum=mu)`` accelerates each rank's own gradient before it is compressed (Lin et
+    al., "Deep Gradient Compression", 2018, section 3.2), so the optimizer must not do it again. But
     ``torch.optim.SGD(momentum=0, weight_decay=lambda)`` would decay weights 1 / (1 - mu) times less than
     with momentum. The decay is the same on every rank and needs no exchange: its momentum is kept here,
 
