@@ -299,6 +299,7 @@ def test_nothing_asks_a_gpu_for_a_value_or_strays_to_the_cpu(text: str, dtype: t
             since=0,
             error_feedback=True,
             momentum=0.9,
+            nesterov=True,
             seed=0,
             measure_every=1,
             verify=False,
