@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradcomm import checkpoint, checks
 from gradcomm.buckets import BucketKey
+from gradcomm.codec import Dense
 from gradcomm.replay import Replay, regroup
 from gradcomm.resume import Resumable
 
@@ -48,24 +50,27 @@ class Backward(Resumable):
         step = self._step
         spend = step == self._flush_at
         warm = spend or step < self.warmup_steps
-        stale = self._buckets.stale(keys, warm)
+        # A plain bucket goes whole: there is nothing to encode, and it is DDP's own bit for bit.
+        overlap = len(self._runners) > 1 and not isinstance(self.codec, Dense)
+        pieces = self._buckets.cut(keys, buffer) if overlap else [(keys, buffer)]
+        stale = [old for cut, _ in pieces for old in self._buckets.stale(cut, warm)]
         # What runs in the lane may still write to the old layout.
         with self._lane.between() if stale or spend else contextlib.nullcontext():
             if self._runner.clip is not None:
-                for old in stale:
-                    if old != keys:
-                        self._runner.clip.forget(old)
+                for old in set(stale) - {cut for cut, _ in pieces}:
+                    self._runner.clip.forget(old)
             if spend:
                 self._memory.settle()
-            parts = self._buckets.parts(keys, buffer, warm, spend)
+            parts = [self._buckets.parts(*piece, warm, spend) for piece in pieces]
         spent = self.codec if spend else None
         runners = self._runners
 
-        def job(way: int, begun: Callable[[], None]) -> None:
-            runners[way].run(parts, keys, buffer, step, spent, begun)
+        def job(i: int, way: int, begun: Callable[[], None]) -> None:
+            runners[way].run(parts[i], *pieces[i], step, spent, begun)
 
-        future = self._lane.submit(job, buffer, f"step {step}, {what}", self._turn)
-        self._turn += 1
+        jobs = [functools.partial(job, i) for i in range(len(pieces))]
+        future = self._lane.submit(jobs, buffer, f"step {step}, {what}", self._turn)
+        self._turn += len(jobs)
         if self._graph_task == -1:
             self._lane.drain()  # no backward (DDP.join): nobody asks later whether it failed
         return future
@@ -84,7 +89,7 @@ class Backward(Resumable):
         for i, (keys, buffer) in enumerate(buckets):
             self._submit(keys, buffer, f"bucket {i} of the checkpoint")
         for h in held:
-            done = self._lane.submit(h.fill, h.buffer, f"step {self._step}, copying back", alone=True)
+            done = self._lane.submit([h.fill], h.buffer, f"step {self._step}, copying back", alone=True)
             done.add_done_callback(h.complete)
 
     def _begin(self, keys: tuple[int, ...]) -> None:

@@ -16,6 +16,11 @@ from gradcomm.plan import Parameter, Plan
 BucketKey = tuple[int, ...]
 
 
+#: Buckets of over half as much again are cut, between parameters, into buckets of about so many bytes:
+#: while one is on the wire, the next is encoded. Less would spend more on calls than it hides.
+CUT_BYTES = 8 << 20
+
+
 class Buckets:
     """The parameters that were seen, and the parts of the buckets of the present layout."""
 
@@ -40,6 +45,23 @@ class Buckets:
             found = Parameter(key, name, tensor, self._plan.is_plain(name, tensor))
             self._by_id[id(tensor)] = found
         return found
+
+    def cut(self, keys: BucketKey, buffer: Tensor) -> list[tuple[BucketKey, Tensor]]:
+        """A bucket as several, the same on every rank; one that came of a cut is not cut again."""
+        parameters = self.parameters
+        numels = [parameters[key].tensor.numel() for key in keys]
+        least = max(1, CUT_BYTES // buffer.element_size())
+        if buffer.is_sparse or buffer.numel() != sum(numels) or buffer.numel() <= 1.5 * least:
+            return [(keys, buffer)]
+        ends, size, left = [], 0, buffer.numel()
+        for i, numel in enumerate(numels):
+            size, left = size + numel, left - numel
+            if size >= least and left >= least / 2:
+                ends.append(i + 1)
+                size = 0
+        bounds = list(itertools.pairwise([0, *ends, len(keys)]))
+        views = buffer.split([sum(numels[a:b]) for a, b in bounds])
+        return [(keys[a:b], view) for (a, b), view in zip(bounds, views, strict=True)]
 
     def stale(self, keys: BucketKey, warm: bool) -> list[BucketKey]:
         """The buckets, of this layout or an older one, whose parts ``parts`` would now drop. What a lane

@@ -23,7 +23,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -59,11 +59,11 @@ class _Track:
         result: Tensor,
         what: str,
         ready: Event,
-        future: _Future,
+        done: _Done,
         way: int = 0,
         number: int = 0,
     ) -> None:
-        """Runs a job behind ``ready`` and completes the future, whatever the job does."""
+        """Runs a job behind ``ready`` and says that it is done, whatever the job does."""
         with self.streams.use(self.side):
             if self.error is None and way not in self.failed:
                 try:
@@ -74,7 +74,21 @@ class _Track:
                     error = LaneError(f"gradcomm: {what}: {type(cause).__name__}: {cause}")
                     error.__cause__ = cause
                     self.failed[way] = number, error
-            future.set_result(result)
+            done(result)
+
+
+class _Done:
+    """Completes a future with the last of ``count`` jobs."""
+
+    def __init__(self, future: _Future, count: int) -> None:
+        self._future, self._left, self._lock = future, count, threading.Lock()
+
+    def __call__(self, result: Tensor) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._future.set_result(result)
 
 
 class Lane(abc.ABC):
@@ -89,14 +103,15 @@ class Lane(abc.ABC):
 
     @abc.abstractmethod
     def submit(
-        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+        self, jobs: Sequence[_Job], result: Tensor, what: str, turn: int = 0, alone: bool = False
     ) -> _Future:
-        """Runs ``job``, which writes to ``result``, when all jobs before it have begun (``alone``: have
-        ended), and after what the current stream was given so far. ``turn``: its number in the step, the
-        same on every rank, which gives the way that it takes.
+        """Runs jobs, which write to ``result``, each when all before it have begun (``alone``: when all
+        that were submitted before have ended), and after what the current stream was given so far.
+        ``turn``: the number of the first in the step, the same on every rank, which gives the way that
+        it takes.
 
-        The future always completes with ``result``, since DDP waits for it: whether the job failed is
-        for ``drain`` to say. ``what`` names the job in an error.
+        The future always completes with ``result``, since DDP waits for it: whether a job failed is
+        for ``drain`` to say. ``what`` names the jobs in an error.
         """
 
     def drain(self) -> None:
@@ -144,11 +159,12 @@ class StreamLane(Lane):
         self._last: Event | None = None
 
     def submit(
-        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+        self, jobs: Sequence[_Job], result: Tensor, what: str, turn: int = 0, alone: bool = False
     ) -> _Future:
         future = self._streams.future()
-        here = functools.partial(job, 0, _nothing)
-        self._track.run(here, result, what, self._streams.record(), future)
+        done, ready = _Done(future, len(jobs)), self._streams.record()
+        for job in jobs:
+            self._track.run(functools.partial(job, 0, _nothing), result, what, ready, done)
         with self._streams.use(self._track.side):
             self._last = self._streams.record()
         return future
@@ -235,7 +251,7 @@ class ThreadLane(Lane):
         _open.add(self)
 
     def submit(
-        self, job: _Job, result: Tensor, what: str, turn: int = 0, alone: bool = False
+        self, jobs: Sequence[_Job], result: Tensor, what: str, turn: int = 0, alone: bool = False
     ) -> _Future:
         if self._process != os.getpid():
             raise LaneError(
@@ -246,9 +262,11 @@ class ThreadLane(Lane):
         future = self._streams.future()
         before = list(self._pending) if alone else []
         self._pending.append(future)
-        jobs = self._queues[turn % len(self._queues)]
-        jobs.put((self._count, before, job, result, what, self._streams.record(), future))
-        self._count += 1
+        done, ready = _Done(future, len(jobs)), self._streams.record()
+        for i, job in enumerate(jobs):
+            way = (turn + i) % len(self._queues)
+            self._queues[way].put((self._count, before, job, result, what, ready, done))
+            self._count += 1
         return future
 
     def _wait(self) -> None:
@@ -266,7 +284,7 @@ class ThreadLane(Lane):
             thread.join(timeout)
 
 
-_Queue = queue.SimpleQueue[tuple[int, list[_Future], _Job, Tensor, str, Event, _Future] | None]
+_Queue = queue.SimpleQueue[tuple[int, list[_Future], _Job, Tensor, str, Event, _Done] | None]
 
 
 def _stop(queues: list[_Queue]) -> None:
@@ -277,16 +295,16 @@ def _stop(queues: list[_Queue]) -> None:
 def _work(way: int, track: _Track, jobs: _Queue, order: _Order, baton: Baton, threads: int) -> None:
     torch.set_num_threads(threads)  # a new thread would start with as many as the machine has
     while (item := jobs.get()) is not None:
-        number, before, job, result, what, ready, future = item
+        number, before, job, result, what, ready, done = item
         for earlier in before:
             earlier.wait()
         order.wait(number)
         begun = functools.partial(order.begun, number)
         with baton:
             here = functools.partial(job, way, begun)
-            track.run(here, result, what, ready, future, way, number)
+            track.run(here, result, what, ready, done, way, number)
         begun()  # a job that failed may not have said so
-        del item, before, job, here, result, future  # or the last bucket would live on until the next
+        del item, before, job, here, result, done  # or the last bucket would live on until the next
 
 
 #: Lanes that have a thread.

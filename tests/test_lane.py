@@ -117,7 +117,7 @@ def test_what_is_enqueued_runs_behind_the_bucket_and_before_who_waits() -> None:
     streams = _recorded(recorder)
     lane = make_lane(streams, enqueues=True)
     lane.submit(
-        lambda *_: recorder.log.append((streams.current().name, "runs", "job")),
+        [lambda *_: recorder.log.append((streams.current().name, "runs", "job"))],
         Bucket(recorder),  # type: ignore[arg-type]
         "a job",
     )
@@ -155,7 +155,7 @@ def test_what_a_thread_runs_is_behind_the_bucket_and_before_who_waits() -> None:
         begin.wait(10)
         recorder.log.append((streams.current().name, "runs", "job"))
 
-    lane.submit(job, Bucket(recorder), "a job")  # type: ignore[arg-type]
+    lane.submit([job], Bucket(recorder), "a job")  # type: ignore[arg-type]
     begin.set()
     with lane.between():
         recorder.log.append((streams.current().name, "runs", "between"))
@@ -198,7 +198,7 @@ def test_an_error_fails_all_that_comes_after_it(enqueues: bool) -> None:
     results = [torch.ones(1) * i for i in range(3)]
     jobs: list[Callable[..., None]] = [lambda *_: done.append(0), fail, lambda *_: done.append(2)]
     futures = [
-        lane.submit(job, result, f"job {i}")
+        lane.submit([job], result, f"job {i}")
         for i, (job, result) in enumerate(zip(jobs, results, strict=True))
     ]
     for _ in range(2):  # and it is told again
@@ -215,7 +215,7 @@ def test_an_error_fails_all_that_comes_after_it(enqueues: bool) -> None:
 def test_a_lane_that_is_dropped_ends_its_thread() -> None:
     lane = ThreadLane(Streams(torch.device("cpu")))
     done: list[int] = []
-    lane.submit(lambda *_: done.append(1), torch.zeros(1), "a job")
+    lane.submit([lambda *_: done.append(1)], torch.zeros(1), "a job")
     (thread,), gone = lane._threads, weakref.ref(lane)
     del lane
     gc.collect()
@@ -229,10 +229,10 @@ def test_no_bucket_is_kept(enqueues: bool) -> None:
     lane = make_lane(Streams(torch.device("cpu")), enqueues)
     bucket = torch.zeros(1)
     gone = weakref.ref(bucket)
-    lane.submit(lambda *_: None, bucket, "a job")
+    lane.submit([lambda *_: None], bucket, "a job")
     lane.drain()
     del bucket
-    lane.submit(lambda *_: None, torch.zeros(1), "another")  # so that a thread is past the first
+    lane.submit([lambda *_: None], torch.zeros(1), "another")  # so that a thread is past the first
     lane.drain()
     gc.collect()
     assert gone() is None
@@ -256,9 +256,9 @@ def test_of_two_ways_one_computes_while_the_other_is_on_the_wire() -> None:
         log.append(f"other on {way}")
         overtaken.set()
 
-    lane.submit(first, torch.zeros(1), "first")
-    lane.submit(other, torch.zeros(1), "other", 1)
-    lane.submit(lambda *_: log.append("alone"), torch.zeros(1), "after all", 1, alone=True)
+    lane.submit([first], torch.zeros(1), "first")
+    lane.submit([other], torch.zeros(1), "other", 1)
+    lane.submit([lambda *_: log.append("alone")], torch.zeros(1), "after all", 1, alone=True)
     lane.drain()
     lane.close()
     assert log == ["first begins on 0", "other on 1", "first ends", "alone"]
@@ -272,8 +272,8 @@ def test_a_job_begins_only_when_the_one_before_has() -> None:
         assert go.wait(10)
         log.append("slow")
 
-    lane.submit(slow, torch.zeros(1), "slow")
-    lane.submit(lambda *_: log.append("quick"), torch.zeros(1), "quick", 1)
+    lane.submit([slow], torch.zeros(1), "slow")
+    lane.submit([lambda *_: log.append("quick")], torch.zeros(1), "quick", 1)
     go.set()
     lane.drain()
     lane.close()
@@ -289,19 +289,19 @@ def test_what_fails_stops_its_own_way_and_after_the_step_both() -> None:
 
     for number in range(6):
         job = fail if number in (2, 3) else lambda *_, number=number: done.append(number)
-        lane.submit(job, torch.zeros(1), f"job {number}", number if number < 5 else 1)
+        lane.submit([job], torch.zeros(1), f"job {number}", number if number < 5 else 1)
     with pytest.raises(LaneError, match="job 2: ArithmeticError"):  # the first, whichever was told first
         lane.drain()
     assert done == [0, 1]
-    lane.submit(lambda *_: done.append(6), torch.zeros(1), "job 6", 1)
+    lane.submit([lambda *_: done.append(6)], torch.zeros(1), "job 6", 1)
     with pytest.raises(LaneError, match="job 2"):
         lane.drain()
     assert done == [0, 1]
     lane.close()
 
     lane = make_lane(Streams(torch.device("cpu")), False, Baton())
-    lane.submit(fail, torch.zeros(1), "job 0", 0)
-    lane.submit(lambda *_: done.append(7), torch.zeros(1), "job 1", 1)  # other ranks may have begun it
+    lane.submit([fail], torch.zeros(1), "job 0", 0)
+    lane.submit([lambda *_: done.append(7)], torch.zeros(1), "job 1", 1)  # other ranks may have begun it
     with pytest.raises(LaneError, match="job 0"):
         lane.drain()
     assert done == [0, 1, 7]
@@ -359,7 +359,7 @@ def test_a_forked_process_is_told_that_it_has_no_lane() -> None:
     child = os.fork()
     if child == 0:
         try:
-            lane.submit(lambda *_: None, torch.zeros(1), "step 0, bucket 0")
+            lane.submit([lambda *_: None], torch.zeros(1), "step 0, bucket 0")
             os.write(write, b"it went through")
         except LaneError as error:
             os.write(write, str(error).encode())
