@@ -1,4 +1,4 @@
-"""Large buckets are cut, so that encoding one part overlaps the wire of another: nothing else changes."""
+"""Large buckets are cut, so that encoding a part overlaps the wire of another: nothing else changes."""
 
 from __future__ import annotations
 
