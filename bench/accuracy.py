@@ -110,6 +110,14 @@ def summary(study: Study, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def change_of(row: dict[str, Any]) -> str:
+    """A row's change from the baseline: in percent or, where that says little, times as much."""
+    if row["change_percent"] > 1000:
+        return f"{1 + row['change_percent'] / 100:.3g} times"
+    spread = "" if row["change_sd"] is None else f" ± {row['change_sd']:.1f}"
+    return f"{row['change_percent']:+.1f}{spread} %"
+
+
 def table(study: Study, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -120,14 +128,11 @@ def table(study: Study, rows: list[dict[str, Any]]) -> None:
     for column in ("codec", "mean ± sd", f"to {BASELINE}", "steps", "bytes", "ratio", "holds"):
         made.add_column(column, justify="left" if column == "codec" else "right")
 
-    def spread(value: float | None, digits: str) -> str:
-        return "" if value is None else f" ± {value:{digits}}"
-
     for row in rows:
         made.add_row(
             row["codec"],
-            f"{row['mean']:.4g}{spread(row['sd'], '.2g')}",
-            f"{row['change_percent']:+.1f}{spread(row['change_sd'], '.1f')} %",
+            f"{row['mean']:.4g}" + ("" if row["sd"] is None else f" ± {row['sd']:.2g}"),
+            change_of(row),
             *("" if row[k] is None else f"{row[k]:.2f}" for k in ("steps_share", "bytes_share")),
             f"{row['ratio']:.1f}",
             "yes" if row["holds"] else "[red]no[/red]",

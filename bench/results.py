@@ -16,7 +16,7 @@ import sys
 import textwrap
 from typing import Any
 
-from bench.accuracy import summary
+from bench.accuracy import change_of, summary
 from bench.link_report import PHASES_MS
 from bench.namespaces import Link
 from bench.report import size
@@ -186,12 +186,12 @@ def accuracy(data: dict[str, Any]) -> list[str]:
         lines += [f"### {study.title()}: {told}", ""]
         cells = []
         for r in rows:
-            mean, change = f"{r['mean']:.4g}", f"{r['change_percent']:+.1f}"
+            mean = f"{r['mean']:.4g}"
             cells.append(
                 [
                     f"`{r['codec']}`",
                     mean if r["sd"] is None else f"{mean} ± {r['sd']:.2g}",
-                    f"{change} %" if r["sd"] is None else f"{change} ± {r['change_sd']:.1f} %",
+                    change_of(r),
                     *("" if r[k] is None else f"{r[k]:.2f}" for k in ("steps_share", "bytes_share")),
                     f"{r['ratio']:.1f}",
                     "yes" if r["holds"] else "**no**",
