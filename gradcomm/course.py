@@ -46,6 +46,7 @@ class Course:
     error_feedback: bool | Literal["worker"]
     momentum: float
     nesterov: bool
+    residual: Literal["float32", "int8"]
     seed: int
     _schedule: Schedule
     _wanted: dict[str, Any]  # the constructor's arguments, less who carries what
@@ -106,6 +107,7 @@ class Course:
         try:
             schedule = Schedule(codec)
             schedule.check_exchange(exchange)
+            schedule.check_residual(self.residual, exchange)
         except Exception as problem:
             if not self._bound:
                 raise

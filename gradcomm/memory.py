@@ -9,21 +9,27 @@ The owner's residual of the shard exchange belongs to a chunk, not to a whole pa
 goes, its owner's residual, which is of the mean, moves to this rank's own residual, times the number
 of ranks: nothing is lost, and nothing has to be sent. One that was loaded waits, by parameter, until a
 part asks for its chunk.
+
+With ``residual="int8"`` this rank's own residual of a part rests in 8 bits (``gradcomm.rest``) between
+exchanges; whoever changes it otherwise finds it in float32 again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from gradcomm import rest
 from gradcomm.part import Piece
 
 if TYPE_CHECKING:
+    from gradcomm.codec.base import Scratch
     from gradcomm.part import Part
 
 
@@ -44,21 +50,75 @@ class _Owned:
 
 class Memory:
     """Slots of float32 state by parameter, on ``device``. ``ranks``: how many share the owner's
-    residuals."""
+    residuals. ``residual``: how a rank's own rests between exchanges."""
 
-    def __init__(self, ranks: int, device: torch.device | None = None) -> None:
-        self.ranks, self.device = ranks, device
+    def __init__(
+        self,
+        ranks: int,
+        device: torch.device | None = None,
+        residual: Literal["float32", "int8"] = "float32",
+    ) -> None:
+        self.ranks, self.device, self._rests = ranks, device, residual == "int8"
+        self._packed: dict[Part, Tensor] = {}
         self._views: dict[str, dict[int, Tensor]] = {}
         self._flat: dict[tuple[str, Part], Tensor] = {}
         self._owned: dict[tuple[Part, str], _Owned] = {}
         #: What was loaded of them, by kind and parameter, with its share, until a part asks for it.
         self._loaded: dict[tuple[str, int], tuple[Tensor, int]] = {}
 
+    @contextlib.contextmanager
+    def residual(self, part: Part, scratch: Scratch, key: int) -> Iterator[Tensor]:
+        """This rank's residual of a part, as ``flat`` has it, to be changed inside of ``with``. ``key``:
+        of the random numbers by which it is rounded, if it rests in 8 bits."""
+        if not self._rests or isinstance(part, Piece):
+            yield self.flat("residual", part)
+            return
+        layout, packed = part.layout, self._packed.get(part)
+        flat = scratch.get(
+            "residual",
+            (layout.blocks * layout.block,),
+            torch.float32,
+            self.device or torch.device("cpu"),
+        )
+        if packed is None:
+            flat.zero_()
+        else:
+            rest.unpack(packed, flat)
+        self.adopt("residual", part, flat, layout.places())
+        try:
+            yield flat
+        finally:
+            self._packed[part] = rest.pack(flat, key, part.keys[0] << 40)
+            self._flat.pop(("residual", part))
+            for of in part.keys:
+                self._views["residual"].pop(of)
+
+    def _wake(self, keys: Collection[int]) -> None:
+        """What rests of these parameters, and of those in a part with them, is float32 from now on."""
+        for part in [part for part in self._packed if not set(part.keys).isdisjoint(keys)]:
+            flat = self._unpacked(part, self._packed.pop(part))
+            self.adopt("residual", part, flat, part.layout.places())
+
+    def _unpacked(self, part: Part, packed: Tensor) -> Tensor:
+        flat = torch.empty(part.layout.blocks * part.layout.block, device=self.device)
+        rest.unpack(packed, flat)
+        return flat
+
+    def _all_views(self) -> dict[str, dict[int, Tensor]]:
+        """By slot and parameter; of what rests, copies."""
+        views = {slot: dict(held) for slot, held in self._views.items()}
+        for part, packed in self._packed.items():
+            found = zip(part.keys, part.by_segment(self._unpacked(part, packed)), strict=True)
+            views.setdefault("residual", {}).update(found)
+        return views
+
     def flat(self, slot: str, part: Part) -> Tensor:
         """The slot of all parameters of a part: float32, flat, in block space. Zero where a
         parameter had nothing yet. For a piece: that of the mean which it holds."""
         if isinstance(part, Piece):
             return self._owned_residual(part.part, "host", part.first, part.blocks, part.share)
+        if slot == "residual":
+            self._wake(part.keys)
         found = self._flat.get((slot, part))
         if found is not None:
             return found
@@ -126,12 +186,15 @@ class Memory:
 
     def take(self, slot: str, part: Part) -> dict[int, Tensor]:
         """What a slot holds of a part's parameters, by key, and no longer holds from now on."""
+        if slot == "residual":
+            self._wake(part.keys)
         views = self._views.get(slot, {})
         self._flat.pop((slot, part), None)
         return {key: views.pop(key) for key in part.keys if key in views}
 
     def drop(self, part: Part) -> None:
         """Forgets the layout of a part, whose parameters move to other parts; keeps what they hold."""
+        self._wake(part.keys)
         numels = {s.key: s.numel for s in part.slices}
         for of in _KINDS:
             owned = self._owned.pop((part, of), None)
@@ -153,11 +216,14 @@ class Memory:
             self._own(key, loaded.numel()).add_(loaded, alpha=share)
 
     def _own(self, key: int, numel: int) -> Tensor:
+        self._wake([key])
         residual = self._views.setdefault("residual", {})
         return residual.setdefault(key, torch.zeros(numel, device=self.device))
 
     def held(self, slot: str, key: int) -> Tensor | None:
         """What a parameter holds, itself; None where it holds nothing."""
+        if slot == "residual":
+            self._wake([key])
         return self._views.get(slot, {}).get(key)
 
     def forget(self, slot: str) -> None:
@@ -184,6 +250,7 @@ class Memory:
 
     def scale(self, ratio: float | Tensor) -> None:
         """Multiplies all that is in the gradient's unit, in place."""
+        self._wake([key for part in self._packed for key in part.keys])
         for slot in ("residual", "momentum", "rms"):
             for view in self._views.get(slot, {}).values():
                 view.mul_(ratio)
@@ -194,18 +261,18 @@ class Memory:
 
     def norm(self) -> float:
         """Euclidean norm of this rank's residuals, the owner's not included."""
-        views = self._views.get("residual", {}).values()
+        views = self._all_views().get("residual", {}).values()
         return math.sqrt(sum(float(v.double().square().sum()) for v in views))
 
     def bytes(self) -> int:
         flats = [*self._flat.values(), *(o.residual for o in self._owned.values())]
-        flats += [loaded for loaded, _ in self._loaded.values()]
+        flats += [*self._packed.values(), *(loaded for loaded, _ in self._loaded.values())]
         return sum(f.numel() * f.element_size() for f in flats)
 
     def state(self) -> tuple[dict[str, dict[int, Tensor]], dict[str, int]]:
         """Copies, flat, by slot and by parameter; residuals of means as slots ``owner`` and ``host``,
         zero where another rank holds them. And the shares of these."""
-        slots = {s: {k: v.clone() for k, v in views.items()} for s, views in self._views.items()}
+        slots = {s: {k: v.clone() for k, v in views.items()} for s, views in self._all_views().items()}
         shares: dict[str, int] = {}
         for (of, key), (loaded, share) in self._loaded.items():
             slots.setdefault(of, {})[key], shares[of] = loaded.clone(), share
@@ -221,6 +288,7 @@ class Memory:
     def load(self, slots: dict[str, dict[int, Tensor]], shares: dict[str, int]) -> None:
         """Takes copies of what ``state`` returned, in place of all that is held."""
         self._flat.clear()
+        self._packed.clear()
         self._owned.clear()
         self._loaded.clear()
         self._views = {

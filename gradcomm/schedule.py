@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradcomm import checks
-from gradcomm.codec import Auto, Codec, parse
+from gradcomm.codec import Auto, Codec, Dense, parse
 from gradcomm.codec.check import require
 from gradcomm.exchange import choose
 
@@ -49,6 +49,21 @@ class Schedule:
         if exchange is not None:
             for codec in self._codecs.values():
                 choose(codec, 1, exchange)
+
+    def check_residual(self, residual: str, exchange: str | None) -> None:
+        """Raises ValueError if a codec's residual, or an exchange's, cannot rest so."""
+        require(residual in ("float32", "int8"), f"residual={residual!r}; use 'float32' or 'int8'")
+        if residual == "int8":
+            require(
+                exchange != "hierarchy",
+                "residual='int8' with exchange='hierarchy', whose residuals, of a host's mean, stay "
+                "float32; leave one of them out",
+            )
+            for codec in self._codecs.values():
+                require(
+                    "reduce" not in codec.exchanges or isinstance(codec, Auto | Dense),
+                    f"residual='int8' with {codec.spec()}, which works in its residual; use 'float32'",
+                )
 
     def at(self, step: int) -> Codec:
         """The codec that holds at a step."""

@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -182,9 +183,9 @@ class RecordCodec(Codec):
         """Packs the part's elements of ``bucket`` into ``payload``, uint8 ``[chunks, chunk bytes]``;
         with error feedback, what the payload does not hold stays in the memory's residual."""
         format = self.format(part.chunk_blocks(payload.size(0)), turn.step)
-        residual = turn.memory.flat("residual", part) if turn.error_feedback else None
         unit = self.unit(part, turn)
         with (
+            _remembered(part, turn) as residual,
             SetAside(part.places_in(residual, turn.unused) + part.places_in(turn.momentum, turn.unused)),
             _in_unit(residual, unit),
         ):
@@ -243,6 +244,13 @@ class RecordCodec(Codec):
         slices = [(i, part.slices[i]) for i in unused]
         zero = tuple(i for i, s in slices if not bool(bucket[s.offset : s.offset + s.numel].any()))
         return part.places_in(residual, zero, begin * self.block)
+
+
+def _remembered(part: Part, turn: Turn) -> AbstractContextManager[Tensor | None]:
+    """This rank's residual of the part; None without error feedback."""
+    if not turn.error_feedback:
+        return contextlib.nullcontext()
+    return turn.memory.residual(part, turn.scratch, turn.key)
 
 
 @contextlib.contextmanager
