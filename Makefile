@@ -28,8 +28,9 @@ install: $(VENV)/.installed  ## a virtual environment with gradcomm in it, edita
 demo: $(VENV)/.installed  ## train a small model on two ranks with each codec and compare (5 minutes)
 	$(PY) -m bench.demo $(ARGS)
 
-test: $(VENV)/.installed  ## the tests
-	$(PY) -m pytest $(ARGS)
+# Two files at a time: ranks wait for one another, so that one alone leaves cores idle (ARGS="-n 0" for that).
+test: $(VENV)/.installed  ## the tests (ten minutes)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 fuzz: $(VENV)/.installed  ## any bytes into each C++ decoder, under sanitizers: make fuzz SECONDS=600
 	$(PY) tests/fuzz/run.py --seconds $(or $(SECONDS),30) $(ARGS)
