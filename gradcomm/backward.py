@@ -12,7 +12,6 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradcomm import checkpoint, checks
 from gradcomm.buckets import BucketKey
-from gradcomm.codec import Dense
 from gradcomm.replay import Replay, regroup
 from gradcomm.resume import Resumable
 
@@ -50,8 +49,7 @@ class Backward(Resumable):
         step = self._step
         spend = step == self._flush_at
         warm = spend or step < self.warmup_steps
-        # A plain bucket goes whole: there is nothing to encode, and it is DDP's own bit for bit.
-        overlap = len(self._runners) > 1 and not isinstance(self.codec, Dense)
+        overlap = len(self._runners) > 1 and self.codec.in_pieces
         pieces = self._buckets.cut(keys, buffer) if overlap else [(keys, buffer)]
         stale = [old for cut, _ in pieces for old in self._buckets.stale(cut, warm)]
         # What runs in the lane may still write to the old layout.

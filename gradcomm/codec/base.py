@@ -116,6 +116,8 @@ class Codec(abc.ABC):
     exchanges: ClassVar[tuple[str, ...]]
     #: Whether the residual lies in the order of the parameter's indices, not of its memory.
     by_index: ClassVar[bool] = False
+    #: Whether a large bucket goes in pieces, so that encoding one overlaps the wire of another.
+    in_pieces: ClassVar[bool] = True
 
     @property
     def recipe(self) -> Recipe:

@@ -21,6 +21,7 @@ class Dense(Codec):
 
     name = "none"
     exchanges = ("reduce",)
+    in_pieces = False  # there is nothing to encode, and whole it is DDP's own bit for bit
 
     def takes(self, shape: torch.Size, dtype: torch.dtype) -> bool:
         return True

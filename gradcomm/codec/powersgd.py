@@ -55,6 +55,7 @@ class PowerSGD(Codec):
     name = "powersgd"
     exchanges = ("reduce",)
     by_index = True
+    in_pieces = False  # a piece more costs two rounds more, which is over what it hides
     rank: int = 4
     min_compression_rate: float = 2.0
     start_step: int = 100
