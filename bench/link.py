@@ -68,9 +68,6 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             dist.all_reduce(spent, dist.ReduceOp.MAX)
             times.append(float(spent))
             # All ranks know the same times, so they agree.
-            if len(times) == 1 and times[0] > SLOW and period == 1:
-                first = 1  # beside so much wire, connecting and filling buffers are nothing
-                steps = 2
             if len(times) == first + 1 and steps == first + 1:
                 least = 1 if times[0] > SLOW else 3
                 steps = first + max(least, min(arguments.most_steps, int(arguments.seconds / times[-1])))
