@@ -83,7 +83,11 @@ def _train(
 )
 @pytest.mark.parametrize(
     "codec",
-    ["int8", "int4", "onebit", "twobit", "topk:density=0.1", {0: "none", 4: "onebit", 6: "int4"}],
+    [
+        *("int8", "int4", "onebit", "twobit", "topk:density=0.1"),
+        {0: "none", 4: "onebit", 6: "int4"},
+        {0: "int4", 4: "powersgd:rank=2,start_step=0", 6: "onebit"},  # in pieces, whole, in pieces
+    ],
 )
 def test_a_cut_bucket_gives_the_same_bits(ranks: Ranks, codec: Any, ranks_: int, exchange: str) -> None:
     if isinstance(codec, dict) and exchange == "hierarchy":
@@ -138,7 +142,7 @@ def _resume(rank: int, ranks: int, codec: str) -> tuple[str, str]:
     return ends[0], ends[1]
 
 
-@pytest.mark.parametrize("codec", ["onebit", "topk:density=0.1,ramp_steps=2"])
+@pytest.mark.parametrize("codec", ["onebit", "topk:density=0.1,ramp_steps=2", "powersgd:rank=2"])
 def test_resumed_bit_for_bit(ranks: Ranks, codec: str) -> None:
     for world in (2, 3):
         for through, resumed in ranks.run(_resume, world, codec):
